@@ -1,0 +1,35 @@
+# Every target sets up what it needs; a new machine has only Python 3.11 to 3.13, make and git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint bench clean
+
+help:  ## List the targets.
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(READY)  ## Make .venv and install everything, pinned.
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Python 3.11 to 3.13 is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## Collect ALE/Pong-v5 and learn from it at the same time, about three minutes; then verify.
+	$(BIN)/python jobs/demo.py
+
+test: $(READY)  ## All fast tests.
+	$(BIN)/python -m pytest -m 'not slow' --durations=15
+
+lint: $(READY)  ## Style, formatting, types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)  ## Benchmarks, each against its bound.
+	$(BIN)/python -m pytest tests/benchmarks -m slow -s
+
+clean:  ## Remove the environment and what the demo made.
+	rm -rf $(VENV) .demo

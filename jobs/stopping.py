@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM ask a job to finish; a second one ends it at once."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+FORCED_STATUS = 130
+
+
+class StopRequest:
+    """Becomes set on the first SIGINT or SIGTERM, or when the job itself has done what it was asked to do."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason = ""
+
+    def listen(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        return self
+
+    def ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep at most ``seconds``; True as soon as a stop was asked for."""
+        return self._event.wait(seconds)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self:
+            sys.stderr.write("stopping at once\n")
+            os._exit(FORCED_STATUS)
+        self.ask(signal.Signals(number).name)

@@ -1,0 +1,1 @@
+"""How experience moves and rests: environments, sequences, shards, store, replay. No torch and no algorithm in here."""

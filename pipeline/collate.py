@@ -1,0 +1,121 @@
+"""Sequences to packed rows and back to batches: the only place that knows which field stands in which column."""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from pipeline.codec import RowLayout
+from schemas.records import Sequence, SequenceBatch
+
+_SCALARS = (
+    "sequence",
+    "first_valid",
+    "num_steps",
+    "num_observations",
+    "ends",
+    "previous_action",
+    "previous_reward",
+    "version_first",
+    "version_last",
+    "epsilon",
+)
+_PER_STEP = ("action", "reward", "terminated", "truncated", "life_lost", "greedy")
+
+
+def pack_row(sequence: Sequence, layout: RowLayout) -> np.ndarray:
+    """The fixed columns of one sequence as a record ``[1]``; ``initial_priority`` is NaN and ``checksum`` 0.
+
+    Raises:
+        ValueError: naming the field whose shape or kind is not the schema's.
+    """
+    values = {
+        **{f"core_{part}": value for part, value in zip(layout.core_parts, sequence.core, strict=True)},
+        **{f"unroll_core_{part}": value for part, value in zip(layout.core_parts, sequence.unroll_core, strict=True)},
+        "lineage": np.frombuffer(sequence.lineage, np.uint8),
+        "initial_priority": np.nan,
+        "checksum": np.uint64(0),
+    }
+    record = np.zeros(1, layout.dtype)
+    for column in layout.dtype.names or ():
+        value = np.asarray(values[column] if column in values else getattr(sequence, column))
+        target = record[column]
+        if value.shape != target.shape[1:] or not np.can_cast(value.dtype, target.dtype, "same_kind"):
+            allowed = f"{target.dtype} {list(target.shape[1:])}"
+            raise ValueError(f"{column} is {value.dtype} {list(value.shape)}; allowed: {allowed}")
+        target[0] = value
+    return record
+
+
+def pack_probe(sequence: Sequence) -> bytes:
+    """The probe's parts one after the other, empty when the sequence has none."""
+    return b"".join(np.ascontiguousarray(part, "<f4").tobytes() for part in sequence.probe_core)
+
+
+def unpack_rows(
+    records: np.ndarray, probes: Many[memoryview | bytes], observation: np.ndarray, layout: RowLayout
+) -> SequenceBatch:
+    """B packed rows and their decoded pixels as a batch of contiguous, writable arrays; ``observation`` is kept."""
+    parts = layout.core_parts
+    return SequenceBatch(
+        observation=observation,
+        lineage=np.ascontiguousarray(records["lineage"]),
+        core=tuple(np.ascontiguousarray(records[f"core_{part}"]) for part in parts),
+        unroll_core=tuple(np.ascontiguousarray(records[f"unroll_core_{part}"]) for part in parts),
+        probe_core=_unpack_probes(probes, records, layout),
+        **{column: np.ascontiguousarray(records[column]) for column in _SCALARS + _PER_STEP},
+    )
+
+
+def _unpack_probes(probes: Many[memoryview | bytes], records: np.ndarray, layout: RowLayout) -> tuple[np.ndarray, ...]:
+    shapes = [records[f"core_{part}"].shape for part in layout.core_parts]
+    stacked = tuple(np.full(shape, np.nan, np.float32) for shape in shapes)
+    probe_bytes = sum(4 * width for _, width in shapes)
+    for row, probe in enumerate(probes):
+        if probe_bytes and len(probe) == probe_bytes:
+            values = np.split(np.frombuffer(probe, "<f4"), len(stacked))
+            for part, value in zip(stacked, values, strict=True):
+                part[row] = value
+    return stacked
+
+
+def stack_sequences(sequences: Many[Sequence]) -> SequenceBatch:
+    """Raw sequences as the batch that a decoder gives once they have been written and read.
+
+    Raises:
+        ValueError: there are none, or their shapes differ.
+    """
+    if not sequences:
+        raise ValueError("sequences is empty; allowed: one or more")
+    parts = range(len(sequences[0].core))
+
+    def stack(field: str, dtype: type) -> np.ndarray:
+        return np.stack([np.asarray(getattr(sequence, field), dtype) for sequence in sequences])
+
+    def stack_parts(field: str) -> tuple[np.ndarray, ...]:
+        missing = np.full_like(sequences[0].core, np.nan) if sequences[0].core else ()
+        held = [getattr(sequence, field) or missing for sequence in sequences]
+        return tuple(np.stack([np.asarray(arrays[part], np.float32) for arrays in held]) for part in parts)
+
+    return SequenceBatch(
+        sequence=stack("sequence", np.int64),
+        first_valid=stack("first_valid", np.int32),
+        num_steps=stack("num_steps", np.int32),
+        num_observations=stack("num_observations", np.int32),
+        ends=stack("ends", np.int8),
+        observation=np.stack([sequence.observation for sequence in sequences]),
+        action=stack("action", np.int32),
+        reward=stack("reward", np.float32),
+        terminated=stack("terminated", np.uint8),
+        truncated=stack("truncated", np.uint8),
+        life_lost=stack("life_lost", np.uint8),
+        greedy=stack("greedy", np.uint8),
+        previous_action=stack("previous_action", np.int32),
+        previous_reward=stack("previous_reward", np.float32),
+        core=stack_parts("core"),
+        unroll_core=stack_parts("unroll_core"),
+        probe_core=stack_parts("probe_core"),
+        version_first=stack("version_first", np.int64),
+        version_last=stack("version_last", np.int64),
+        lineage=np.stack([np.frombuffer(sequence.lineage, np.uint8) for sequence in sequences]),
+        epsilon=stack("epsilon", np.float32),
+    )

@@ -1,0 +1,9 @@
+"""Vectorised environments. The only package that imports gymnasium and ale_py.
+
+To add an environment of your own, register it with gymnasium and name it as ``module:EnvId``.
+"""
+
+from pipeline.environments.lanes import EnvironmentConfig, Lanes, LaneStep
+from pipeline.environments.make import make_lanes
+
+__all__ = ["EnvironmentConfig", "LaneStep", "Lanes", "make_lanes"]

@@ -1,0 +1,155 @@
+"""How many samples may be drawn for each inserted sequence, and how many sequences the collectors may publish.
+
+    samples
+      |            learner waits      /  samples = samples_per_insert * (inserted - prefill) + band
+      |                             / |
+      |                           /   |  band
+      |                         /    /
+      |            free       /    /   collectors wait below: inserted = prefill + (samples + band) / samples_per_insert
+      |_____________________/____/________ inserted
+           min_sequences   prefill
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimiterConfig:
+    """Ratio control of one replay.
+
+    Attributes:
+        batch_size: B, the largest batch that will be asked for, in sequences.
+        min_sequences: sequences that must have been inserted before the first draw.
+        samples_per_insert: samples for each sequence inserted after the prefill, in the long run; None: no ratio is
+            kept (``--offline``).
+        band: samples by which either side may run ahead of the other; default two batches.
+
+    Raises:
+        ValueError: a value out of its range, or settings under which learner and collectors could wait for each other.
+    """
+
+    batch_size: int
+    min_sequences: int
+    samples_per_insert: float | None
+    band: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "min_sequences"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; allowed: 1 or more")
+        if self.samples_per_insert is None:
+            return
+        if not (math.isfinite(self.samples_per_insert) and self.samples_per_insert > 0):
+            raise ValueError(f"samples_per_insert is {self.samples_per_insert}; allowed: above 0, finite")
+        # At this width a learner one batch short always leaves room for one more sequence, and the other way round.
+        least = self.batch_size + self.samples_per_insert
+        if not least <= self.band_samples < math.inf:
+            raise ValueError(
+                f"band is {self.band_samples:g}; allowed: {least:g} (batch_size + samples_per_insert) or more, finite: "
+                "in a narrower one the learner and the collectors can wait for each other for ever"
+            )
+
+    @property
+    def band_samples(self) -> float:
+        return 2.0 * self.batch_size if self.band is None else self.band
+
+    def refuse_capacity(self, capacity: int) -> None:
+        """Raise ValueError when a replay of ``capacity`` sequences could never start to draw."""
+        if capacity < self.min_sequences:
+            raise ValueError(
+                f"capacity is {capacity}; allowed: {self.min_sequences} (min_sequences) or more: the replay would evict "
+                "sequences without ever holding enough to start"
+            )
+
+
+class RateLimiter:
+    """Counts insertions and samples of one replay, over all its starts. Not thread-safe.
+
+    Attributes:
+        inserted: sequences that have entered, evicted ones included.
+        samples: sequences drawn.
+        prefill: sequences that earn no samples: ``min_sequences`` at first; at the first draw ever, all that has been
+            inserted; after a restart, what was found beyond the restored snapshot is added, so that it brings no burst.
+    """
+
+    def __init__(self, config: LimiterConfig) -> None:
+        self.config = config
+        self.inserted = 0
+        self.samples = 0
+        self.prefill = config.min_sequences
+        self._has_drawn = False
+
+    def insert(self, sequences: int) -> None:
+        self.inserted += sequences
+
+    def insert_before_start(self, sequences: int) -> None:
+        """Count what was found in the dataset when this start began: it entered while nobody could draw."""
+        self.inserted += sequences
+        if self._has_drawn:
+            self.prefill += sequences
+
+    def waits_for(self, batch_size: int) -> str:
+        """Empty when a batch may be drawn now, else one line that says what is missing.
+
+        Raises:
+            ValueError: a batch too large for the band, which could wait for ever.
+        """
+        config = self.config
+        if batch_size > config.batch_size:
+            raise ValueError(f"batch_size is {batch_size}; allowed: at most {config.batch_size}, as configured")
+        if not self._has_drawn:
+            if self.inserted < config.min_sequences:
+                return f"waits for sequences: {self.inserted} of {config.min_sequences}"
+            return ""
+        if config.samples_per_insert is not None:
+            missing = self.samples + batch_size - config.band_samples
+            missing = missing / config.samples_per_insert - (self.inserted - self.prefill)
+            if missing > 0:
+                return f"waits for {math.ceil(missing)} new sequences ({config.samples_per_insert:g} samples for each)"
+        return ""
+
+    def count_draw(self, batch_size: int) -> None:
+        """Count a batch that ``waits_for`` let pass."""
+        if not self._has_drawn:
+            self._has_drawn = True
+            self.prefill = self.inserted
+        self.samples += batch_size
+
+    def take_back_draw(self, batch_size: int) -> None:
+        """Uncount a batch that could not be delivered."""
+        self.samples -= batch_size
+
+    @property
+    def sequences_allowed(self) -> int | None:
+        """Insertions up to which collectors may go on; None: without limit."""
+        if self.config.samples_per_insert is None:
+            return None
+        ahead = math.floor((self.samples + self.config.band_samples) / self.config.samples_per_insert)
+        # A resumed run may have been given a larger minimum than it had: the collectors must be able to reach it.
+        return max(self.prefill + ahead, self.config.min_sequences)
+
+    @property
+    def samples_per_insert(self) -> float:
+        """Samples for each sequence inserted after the prefill; 0 before there is one."""
+        return self.samples / (self.inserted - self.prefill) if self.inserted > self.prefill else 0.0
+
+    def state(self, unconsumed: int = 0) -> dict[str, Any]:
+        """JSON-able counters, as if the last ``unconsumed`` samples had not been drawn."""
+        return {
+            "inserted": self.inserted,
+            "samples": self.samples - unconsumed,
+            "prefill": self.prefill,
+            "has_drawn": self._has_drawn,
+            "samples_per_insert": self.config.samples_per_insert,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``. Under another ratio than the saved one the distance to it is kept, not the counts."""
+        self.inserted, self.samples, self.prefill = state["inserted"], state["samples"], state["prefill"]
+        self._has_drawn = state["has_drawn"]
+        saved, ours = state["samples_per_insert"], self.config.samples_per_insert
+        if ours is not None and saved != ours and self._has_drawn:
+            owed = 0.0 if saved is None else saved * (self.inserted - self.prefill) - self.samples
+            self.prefill = self.inserted - math.floor((self.samples + owed) / ours)

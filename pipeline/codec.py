@@ -2,7 +2,7 @@
 
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,16 @@ class RowLayout:
     frames_shape: tuple[int, ...]
     frames_dtype: np.dtype
 
-    @property
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Bytes of each fixed column in one row."""
+        return tuple(self.dtype[name].itemsize for name in self.dtype.names or ())
+
+    @cached_property
     def checksum_cuts(self) -> tuple[int, int, int]:
         """Byte offsets in a packed row before which frame, probe and checksum stand in schema order."""
-        return self._offset("action"), self._offset("initial_priority"), self._offset("checksum")
-
-    def _offset(self, column: str) -> int:
-        assert self.dtype.fields is not None
-        return self.dtype.fields[column][1]
+        fields = self.dtype.fields or {}
+        return fields["action"][1], fields["initial_priority"][1], fields["checksum"][1]
 
 
 def row_layout(terms: DatasetTerms) -> RowLayout:
@@ -101,10 +103,10 @@ def decode_into(frame: memoryview | bytes, out: np.ndarray) -> None:
         declared = zstandard.frame_content_size(frame)
         if declared != out.nbytes:
             raise ValueError(f"zstd frame holds {declared} bytes; allowed: {out.nbytes}")
-        with _of_thread.decompressor.stream_reader(frame) as reader:
-            # With the whole frame and the whole target at hand zstd decodes in one pass, without a window of its own.
-            filled = reader.readinto(out)
-            surplus = reader.read(1)
+        # With the whole frame and the whole target at hand zstd decodes in one pass, without a window of its own.
+        reader = _of_thread.decompressor.stream_reader(frame)
+        filled = reader.readinto(out)
+        surplus = reader.read(1)
     except zstandard.ZstdError as error:
         raise ValueError(f"zstd frame is corrupt: {error}") from error
     if filled != out.nbytes or surplus:

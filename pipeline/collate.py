@@ -58,11 +58,11 @@ def unpack_rows(
     parts = layout.core_parts
     return SequenceBatch(
         observation=observation,
-        lineage=np.ascontiguousarray(records["lineage"]),
-        core=tuple(np.ascontiguousarray(records[f"core_{part}"]) for part in parts),
-        unroll_core=tuple(np.ascontiguousarray(records[f"unroll_core_{part}"]) for part in parts),
+        lineage=records["lineage"].copy(),
+        core=tuple(records[f"core_{part}"].copy() for part in parts),
+        unroll_core=tuple(records[f"unroll_core_{part}"].copy() for part in parts),
         probe_core=_unpack_probes(probes, records, layout),
-        **{column: np.ascontiguousarray(records[column]) for column in _SCALARS + _PER_STEP},
+        **{column: records[column].copy() for column in _SCALARS + _PER_STEP},
     )
 
 

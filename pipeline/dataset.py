@@ -1,8 +1,8 @@
-"""Names in a dataset, and the terms its first collector writes. The layout is derived from listings, never counted.
+"""Names in a dataset, and the terms that its first collector writes.
 
-    dataset.json                                                the terms
-    collectors/<collector>.json                                 provenance of one collector incarnation
-    shards/<collector>/<thousands>/<number>-<sequences>-<env_steps>.arrow
+dataset.json                                                the terms
+collectors/<collector>.json                                 provenance of one collector incarnation
+shards/<collector>/<thousands>/<number>-<sequences>-<env_steps>.arrow
 """
 
 import json

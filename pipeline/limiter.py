@@ -1,13 +1,12 @@
 """How many samples may be drawn for each inserted sequence, and how many sequences the collectors may publish.
 
-    samples
-      |            learner waits      /  samples = samples_per_insert * (inserted - prefill) + band
-      |                             / |
-      |                           /   |  band
-      |                         /    /
-      |            free       /    /   collectors wait below: inserted = prefill + (samples + band) / samples_per_insert
-      |_____________________/____/________ inserted
-           min_sequences   prefill
+samples
+  |          / learner waits above       samples + B > samples_per_insert * (inserted - prefill) + band
+  |        / /
+  |      / /   between them both run
+  |    / /
+  |__/_/___ collectors wait below        samples < samples_per_insert * (inserted - prefill) - band
+    prefill          inserted
 """
 
 import math
@@ -103,12 +102,13 @@ class RateLimiter:
             if self.inserted < config.min_sequences:
                 return f"waits for sequences: {self.inserted} of {config.min_sequences}"
             return ""
-        if config.samples_per_insert is not None:
-            missing = self.samples + batch_size - config.band_samples
-            missing = missing / config.samples_per_insert - (self.inserted - self.prefill)
-            if missing > 0:
-                return f"waits for {math.ceil(missing)} new sequences ({config.samples_per_insert:g} samples for each)"
-        return ""
+        ratio = config.samples_per_insert
+        if ratio is None:
+            return ""
+        missing_samples = self.samples + batch_size - (ratio * (self.inserted - self.prefill) + config.band_samples)
+        if missing_samples <= 0:
+            return ""
+        return f"waits for {math.ceil(missing_samples / ratio)} new sequences ({ratio:g} samples for each)"
 
     def count_draw(self, batch_size: int) -> None:
         """Count a batch that ``waits_for`` let pass."""

@@ -57,16 +57,21 @@ class UniformSampler:
     def __init__(self, capacity: int) -> None:
         self._ring = _Ring(capacity)
         self._drawable = np.zeros(capacity, bool)
+        self._slots: np.ndarray | None = None  # Those that are drawable, found when next needed.
 
     def set(self, ids: np.ndarray, weights: np.ndarray) -> None:
-        self._drawable[self._ring.slots(ids)] = weights > 0
+        slots, drawable = self._ring.slots(ids), weights > 0
+        if not np.array_equal(self._drawable[slots], drawable):
+            self._drawable[slots] = drawable
+            self._slots = None
 
     def draw(self, batch_size: int, generator: np.random.Generator) -> Draw:
-        slots = np.flatnonzero(self._drawable)
-        if not len(slots):
+        if self._slots is None:
+            self._slots = np.flatnonzero(self._drawable)
+        if not len(self._slots):
             raise ValueError("nothing to sample: every weight is 0")
-        drawn = slots[generator.integers(0, len(slots), batch_size)]
-        return Draw(self._ring.ids(drawn), np.full(batch_size, 1 / len(slots)))
+        drawn = self._slots[generator.integers(0, len(self._slots), batch_size)]
+        return Draw(self._ring.ids(drawn), np.full(batch_size, 1 / len(self._slots)))
 
 
 class _Ring:

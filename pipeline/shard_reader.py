@@ -1,7 +1,9 @@
 """Shards read in place: a memory map, views of every fixed column, and rows as they rest. Pixels stay compressed."""
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,8 @@ from pipeline.codec import EncodedRow, RowLayout, row_is_intact, row_layout
 from pipeline.dataset import ShardName
 from schemas.shard import terms_of
 from schemas.terms import DatasetTerms
+
+_NARROW_BYTES = 16
 
 
 class ShardError(ValueError):
@@ -38,7 +42,7 @@ class Shard:
 
     Attributes:
         terms: what the shard was written under.
-        layout: of its rows, ``row_layout(terms)``.
+        layout: of its rows; ``row_layout(terms)``.
         num_rows: sequences in it.
         collector: whose they are.
     """
@@ -46,20 +50,23 @@ class Shard:
     def __init__(
         self,
         terms: DatasetTerms,
-        data: memoryview,
+        layout: RowLayout,
+        *,
         num_rows: int,
+        data: memoryview,
         fixed_offsets: list[int],
         varying: dict[str, _Varying],
         collector: str,
     ) -> None:
-        self.terms, self.layout, self.num_rows, self.collector = terms, row_layout(terms), num_rows, collector
+        self.terms, self.layout, self.num_rows, self.collector = terms, layout, num_rows, collector
         self._data, self._fixed_offsets, self._varying = data, fixed_offsets, varying
 
-    @cached_property
+    @property
     def columns(self) -> dict[str, np.ndarray]:
         """Every column of constant size as a view of the map: ``[rows]``, ``[rows, S]`` or ``[rows, D]``.
 
-        ``lineage`` is uint8 ``[rows, 16]``. Pages are read when touched; nothing is copied.
+        ``lineage`` is uint8 ``[rows, 16]``. Pages are read when touched; nothing is copied. The views are made anew at
+        each access (tens of microseconds), for an index that keeps thousands of shards open would feel their size.
         """
         fields = self.layout.dtype.fields or {}
         return {
@@ -77,14 +84,29 @@ class Shard:
 
     def row(self, row: int) -> EncodedRow:
         """The whole row as it rests. Copies the fixed columns (a few KB), not the frame."""
-        data = self._data
-        fixed = b"".join(
-            [data[at + row * width : at + row * width + width] for at, width in zip(self._fixed_offsets, self._widths)]
-        )
-        varying = self._varying
         return EncodedRow(
-            bytes(varying["collector"].value(row)), fixed, self.frame(row), varying["probe_core"].value(row)
+            collector=bytes(self._varying["collector"].value(row)),
+            fixed=b"".join([data[at + row * width : at + (row + 1) * width] for data, at, width in self._pieces]),
+            frame=self.frame(row),
+            probe=self._varying["probe_core"].value(row),
         )
+
+    @cached_property
+    def _pieces(self) -> list[tuple[memoryview, int, int]]:
+        """What a row's fixed bytes are joined from: a buffer, where its row 0 begins, the bytes of a row.
+
+        Joining costs per piece, hardly per byte. So neighbouring narrow columns are laid side by side once, at the
+        first row asked for (about 120 bytes a row); wide ones are read where they are.
+        """
+        pieces = []
+        columns = zip(self.columns.values(), self._fixed_offsets, self.layout.widths, strict=True)
+        for narrow, group in groupby(columns, key=lambda column: column[-1] <= _NARROW_BYTES):
+            if narrow:
+                table = np.hstack([view.reshape(self.num_rows, -1).view(np.uint8) for view, _, _ in group])
+                pieces.append((table.data.cast("B"), 0, table.shape[1]))
+            else:
+                pieces += [(self._data, offset, width) for _, offset, width in group]
+        return pieces
 
     def checksums_ok(self, rows: Iterable[int]) -> np.ndarray:
         """Which of ``rows`` are what their checksums say, bool. Reads their frames but does not decode them."""
@@ -92,7 +114,7 @@ class Shard:
 
     def close(self) -> None:
         """Let go of the map; it disappears with the last view that was given out. The shard gives out no more."""
-        self.__dict__.pop("columns", None)
+        self.__dict__.pop("_pieces", None)
         self._data, self._varying = memoryview(b""), {}
 
 
@@ -120,3 +142,76 @@ def open_shard(path: str | Path, name: ShardName | None = None) -> Shard:
         found = f"{shard.num_rows} sequences of {shard.collector}"
         raise ShardError(f"holds {found}, its name says {name.sequences} of {name.collector}")
     return shard
+
+
+def _parse(whole: pa.Buffer) -> Shard:
+    reader = pa.ipc.open_file(whole)
+    terms, layout = _format_of(reader.schema.serialize().to_pybytes())
+    if reader.num_record_batches != 1:
+        raise ShardError(f"{reader.num_record_batches} record batches; allowed: 1")
+    batch = reader.get_batch(0)
+    if batch.num_rows == 0:
+        raise ShardError("no rows")
+    fixed_offsets, varying = [], {}
+    data = memoryview(whole).cast("B")
+    for field, column in zip(reader.schema, batch.columns, strict=True):
+        *before, values = column.buffers()
+        if column.null_count or any(before[:1]):
+            raise ShardError(f"column {field.name} has nulls")
+        if field.name in layout.dtype.names:
+            needed = batch.num_rows * layout.dtype[field.name].itemsize
+            fixed_offsets.append(_offset_in(whole, values, needed, field.name))
+        else:
+            varying[field.name] = _varying_column(whole, data, column, batch.num_rows, field.name)
+    return Shard(
+        terms,
+        layout,
+        num_rows=batch.num_rows,
+        data=data,
+        fixed_offsets=fixed_offsets,
+        varying=varying,
+        collector=_collector_of(varying["collector"], batch.num_rows),
+    )
+
+
+@lru_cache(maxsize=64)
+def _format_of(schema_bytes: bytes) -> tuple[DatasetTerms, RowLayout]:
+    try:
+        terms = terms_of(pa.ipc.read_schema(pa.py_buffer(schema_bytes)))
+    except ValueError as error:
+        raise ShardError(_one_line(error)) from error
+    return terms, row_layout(terms)
+
+
+def _varying_column(whole: pa.Buffer, data: memoryview, column: pa.Array, num_rows: int, name: str) -> _Varying:
+    _, offsets, *_, values = column.buffers()
+    kind = column.type
+    offset_dtype = np.dtype("<i8") if pa.types.is_large_binary(kind) else np.dtype("<i4")
+    at = _offset_in(whole, offsets, (num_rows + 1) * offset_dtype.itemsize, name)
+    size = values.size if values else 0
+    start = _offset_in(whole, values, size, name) if size else 0
+    return _Varying(
+        offsets=np.ndarray(num_rows + 1, offset_dtype, buffer=data, offset=at),
+        data=data[start : start + size],
+        item_bytes=kind.value_type.byte_width if pa.types.is_list(kind) else 1,
+    )
+
+
+def _offset_in(whole: pa.Buffer, buffer: pa.Buffer | None, needed: int, name: str) -> int:
+    """Where ``buffer`` lies in the file: only what Arrow did not have to decompress lies there at all."""
+    if buffer is None or buffer.size < needed:
+        raise ShardError(f"torn: column {name} is shorter than its rows")
+    offset = buffer.address - whole.address
+    if not 0 <= offset <= whole.size - needed:
+        raise ShardError("uses Arrow buffer compression, which undoes memory-mapping; allowed: uncompressed buffers")
+    return offset
+
+
+def _collector_of(column: _Varying, num_rows: int) -> str:
+    """The collector that most rows name: a flipped bit in one name costs that row (its checksum), not the shard."""
+    names = Counter(bytes(column.value(row)) for row in range(num_rows))
+    return names.most_common(1)[0][0].decode()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

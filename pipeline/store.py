@@ -69,6 +69,13 @@ class LocalStore:
             return None
         return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 
+    def modified_seconds(self, name: str) -> float | None:
+        """When the object was written, by the store's own clock; None while there is none. Good for ordering only."""
+        try:
+            return self.map_path(name).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def folders(self, prefix: str = "") -> list[str]:
         """Names of the folders directly below ``prefix``, sorted; empty when there is no such folder."""
         return sorted(entry.name for entry in self._entries(prefix) if entry.is_dir())

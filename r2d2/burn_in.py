@@ -21,10 +21,7 @@ def burn_in(network: R2D2Network, features: Tensor, window: WindowTensors, start
         state, row = start, 0
         for border in (*window.borders, len(features)):
             if border > row:
-                rows = slice(row, border)
-                _, state = network.recur(
-                    features[rows], window.previous_action[rows], window.previous_reward[rows], state
-                )
+                _, state = network.recur(features[row:border], *window.previous(row, border), state)
             if border in window.borders:
                 state = choose(window.first_valid == border, start, state)
             row = border

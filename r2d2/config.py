@@ -16,13 +16,14 @@ ENCODERS = {"nature": NATURE, "small": SMALL, "mlp": ()}
 
 INITIAL_STATES = ("stored", "zero", "initializer")
 INITIALIZERS = ("mlp", "linear")
+PAPER_CORE = CoreSpec(kind="lstm", layers=1, width=512)
 TIME_WEIGHTINGS = ("uniform", "recent")
 PRECISIONS = ("float32", "bfloat16")
 MOST_IMAGE_CHANNELS = 4
 
 
 def is_image(observation: ArraySpec) -> bool:
-    """Shape ``(H, W)``, or ``(H, W, C)`` with at most four channels. A channels-first shape is no image: no guessing."""
+    """Shape ``(H, W)``, or ``(H, W, C)`` with at most four channels; channels first is not guessed at."""
     shape = observation.shape
     return len(shape) == 2 or (len(shape) == 3 and shape[-1] <= MOST_IMAGE_CHANNELS)
 
@@ -51,7 +52,7 @@ class NetworkSpec:
     frame_stack: int = 4
     convolutions: tuple[tuple[int, int, int], ...] = NATURE
     dense: tuple[int, ...] = (512,)
-    core: CoreSpec = CoreSpec(kind="lstm", layers=1, width=512)
+    core: CoreSpec = PAPER_CORE
     use_previous_action: bool = True
     use_previous_reward: bool = True
     dueling_width: int = 512
@@ -63,8 +64,8 @@ class NetworkSpec:
         layers_fit = all(len(layer) == 3 and min(layer) >= 1 for layer in self.convolutions)
         _require("convolutions", self.convolutions, layers_fit, "(channels, kernel, stride), each 1 or more")
         if self.convolutions:
-            shape = self.observation.shape
-            _require("observation shape", shape, is_image(self.observation), "(H, W) or (H, W, C <= 4) for convolutions")
+            shape, fits = self.observation.shape, is_image(self.observation)
+            _require("observation shape", shape, fits, "(H, W) or (H, W, C <= 4) for convolutions")
             _require("observation shape", shape, min(self.map_shape[1:]) >= 1, "larger images for these convolutions")
 
     @property

@@ -17,7 +17,7 @@ STRATEGIES = ("zero", "burn_in", "stored", "both")
 
 
 def q_discrepancy(replayed_q: Tensor, stored_q: Tensor, largest_q: Tensor) -> Tensor:
-    """dQ ``[B]`` from the two ``[B, A]`` at one row, and the largest replayed Q-value ``[B]`` of all trained rows."""
+    """Discrepancy ``[B]`` of two ``[B, A]`` at one row; ``largest_q`` ``[B]`` is over all trained rows."""
     distance = torch.linalg.vector_norm(replayed_q - stored_q, dim=-1)
     return distance / largest_q.abs().clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -27,65 +27,54 @@ def largest_q(q: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, q.amax(-1), -torch.inf).amax(0)
 
 
-def stored_q(
-    network: R2D2Network, features: Tensor, window: WindowTensors, row: int, state: State, sequences: Tensor
-) -> Tensor:
-    """Q-values ``[len(sequences), A]`` that the ``state`` before window row ``row`` leads to; ``features`` ``[B, F]``."""
-    q, _ = network.unroll(
-        features[sequences].unsqueeze(0),
-        window.previous_action[row, sequences].unsqueeze(0),
-        window.previous_reward[row, sequences].unsqueeze(0),
-        state,
-    )
-    return q[0].float()
-
-
 def window_discrepancies(
     network: R2D2Network, window: WindowTensors, replayed_q: Tensor, first_features: Tensor, last_features: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """dQ at the first trained row ``[B]`` and at the last ``[len(window.probes)]``, without gradient.
+    """The dQ at the first trained row ``[B]`` and at the last ``[len(window.probes)]``, without gradient.
 
     ``replayed_q`` ``[T, B, A]`` is what training computed; the features ``[B, F]`` are those of the first and the last
     trained row. Sequences of a foreign network give numbers without meaning: leaving them out is up to the caller.
     """
-    mask = window.transitions.mask
-    first_row = len(window.previous_action) - len(window.transitions.reward)
     replayed_q = replayed_q.detach().float()
-    scale = largest_q(replayed_q, mask)
-    everyone = torch.arange(len(scale), device=scale.device)
-    with torch.no_grad():
-        at_first = stored_q(network, first_features, window, first_row, window.unroll_core, everyone)
-        first = q_discrepancy(replayed_q[0], at_first, scale)
-        last_row, some = first_row + len(mask) - 1, window.probes
-        if not len(some):
-            return first, first[:0]
-        at_last = stored_q(network, last_features, window, last_row, window.probe_core, some)
-        return first, q_discrepancy(replayed_q[-1, some], at_last, scale[some])
+    scale = largest_q(replayed_q, window.transitions.mask)
+    first_row = window.geometry.burn_in
+    at_first = _q_at(network, first_features, window.previous(first_row, first_row + 1), window.unroll_core)
+    first = q_discrepancy(replayed_q[0], at_first, scale)
+    some = window.probes
+    if not len(some):
+        return first, first[:0]
+    last_row = first_row + window.geometry.unroll - 1
+    action, reward = window.previous(last_row, last_row + 1)
+    at_last = _q_at(network, last_features[some], (action[:, some], reward[:, some]), window.probe_core)
+    return first, q_discrepancy(replayed_q[-1, some], at_last, scale[some])
 
 
 def strategy_discrepancies(network: R2D2Network, window: WindowTensors) -> dict[str, tuple[Tensor, Tensor]]:
-    """dQ at the first and the last trained row for each of ``STRATEGIES``, as ``window_discrepancies`` gives them.
+    """The dQ at the first and the last trained row for each of ``STRATEGIES``, as ``window_discrepancies`` gives them.
 
     ``zero`` starts the unroll from zeros, ``stored`` from the state stored there, both without burn-in; ``burn_in``
     starts the burn-in from zeros, ``both`` from the state stored before it. A sequence that begins an episode within
     its burn-in still begins there, from zeros.
     """
-    first_row = len(window.previous_action) - len(window.transitions.reward)
-    stop = first_row + len(window.transitions.mask)
+    first, stop = window.geometry.burn_in, window.geometry.burn_in + window.geometry.unroll
     with torch.no_grad():
         features = network.encode(window.stack(0, stop)).transpose(0, 1)
         zeros = zero_state(network.spec.core, features.shape[1], features.device)
         starts = {
             "zero": zeros,
-            "burn_in": burn_in(network, features[:first_row], window, zeros),
+            "burn_in": burn_in(network, features[:first], window, zeros),
             "stored": window.unroll_core,
-            "both": burn_in(network, features[:first_row], window, window.core),
+            "both": burn_in(network, features[:first], window, window.core),
         }
         found = {}
         for strategy in STRATEGIES:
-            rows = slice(first_row, stop)
-            q, _ = network.unroll(
-                features[rows], window.previous_action[rows], window.previous_reward[rows], starts[strategy]
-            )
-            found[strategy] = window_discrepancies(network, window, q, features[first_row], features[stop - 1])
+            q, _ = network.unroll(features[first:], *window.previous(first, stop), starts[strategy])
+            found[strategy] = window_discrepancies(network, window, q, features[first], features[-1])
         return found
+
+
+@torch.no_grad()
+def _q_at(network: R2D2Network, features: Tensor, previous: tuple[Tensor, Tensor], state: State) -> Tensor:
+    """Q-values ``[B, A]`` of one row from the ``state`` before it; ``features`` ``[B, F]``, ``previous`` ``[1, B]``."""
+    q, _ = network.unroll(features.unsqueeze(0), *previous, state)
+    return q[0].float()

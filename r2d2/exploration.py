@@ -15,7 +15,7 @@ def epsilon_ladder(lanes: int, *, offset: int = 0, total: int | None = None) -> 
     """
     total = lanes if total is None else total
     if lanes < 1 or offset < 0 or offset + lanes > total:
-        raise ValueError(f"ladder is {offset}:{total} for {lanes} lanes; allowed: 0 <= OFFSET and OFFSET + lanes <= TOTAL")
+        raise ValueError(f"ladder is {offset}:{total} for {lanes} lanes; allowed: 0 <= OFFSET, OFFSET + lanes <= TOTAL")
     rung = np.arange(offset, offset + lanes, dtype=np.float64)
     return BASE ** (1 + EXPONENT * rung / max(total - 1, 1))
 

@@ -1,8 +1,7 @@
-"""The learner: one update of the online network from one replayed batch (Kapturowski et al. 2019, section 2.3)."""
+"""The learner: updates of the online network from replayed batches (Kapturowski et al. 2019, sections 2.3 and 3)."""
 
 import secrets
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r2d2.burn_in import burn_in, choose
+from r2d2.burn_in import choose
 from r2d2.config import LearnerConfig, NetworkSpec
-from r2d2.diagnostics import STRATEGIES, strategy_discrepancies, window_discrepancies
+from r2d2.diagnostics import strategy_discrepancies, window_discrepancies
 from r2d2.initializer import StateInitializer
-from r2d2.losses import row_weights, sequence_losses, td_errors
-from r2d2.networks import R2D2Network, State, build_network, empty_network, zero_state
+from r2d2.losses import row_weights
+from r2d2.networks import State, build_network, empty_network, zero_state
 from r2d2.priorities import importance_weights, sequence_priorities
 from r2d2.serialize import Parameters, load_tensors
-from r2d2.targets import double_q_targets
 from r2d2.tensors import WindowTensors, core_fits, window_tensors
+from r2d2.training_pass import TrainingPass, training_pass
 from schemas.geometry import SequenceGeometry
 from schemas.records import ReplaySample, SequenceBatch
+from schemas.shard import LINEAGE_BYTES
 
-LINEAGE_BYTES = 16
+MUST_BE_FINITE = ("loss", "gradient_norm", "initializer_loss", "initializer_gradient_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,10 @@ class LearnerOutput:
     """What one step gives back.
 
     Attributes:
-        priorities: float64 ``[B]``, of the sample's sequences, before alpha; not finite where the errors were not.
-        metrics: plain numbers under fixed names; one that has no value in this batch is left out.
-        updated: False when loss or gradient was not finite, and no parameter was touched.
+        priorities: float64 ``[B]`` of the sample's sequences, before alpha, by the weights before the update; not
+            finite where the errors were not.
+        metrics: plain numbers by name; one that has no value in this batch is left out.
+        updated: False when the loss or the gradient was not finite: then no parameter was touched.
     """
 
     priorities: np.ndarray
@@ -42,19 +43,19 @@ class LearnerOutput:
 
 
 class Learner:
-    """Online network, target network and optimiser; ``step`` is deterministic given state and sample.
+    """Online network, target network and optimiser; what ``step`` does follows from its state and the sample alone.
 
     Attributes:
-        network: the online network; hand it to ``params_to_bytes`` with ``updates`` as its version.
-        updates: updates done; it is what the target copy counts.
-        lineage: 16 bytes born with the random initialisation; states of another lineage mean nothing here.
-        notices: one line each on what this combination of window and options cannot do.
+        network: the online network; publish it with ``updates`` as its version and ``lineage``.
+        updates: updates done, those before a resume included; a skipped one does not count.
+        lineage: 16 bytes born with the random initialisation; core states of another lineage mean nothing here.
+        initializer: the State Initializer, or None.
+        notices: one line each on what this window or these options leave out.
 
     Args:
         geometry: the window to use; its stride is not looked at.
-        stored: the window the dataset stores.
+        stored: the window that the dataset stores.
         life_loss: ``off``, ``roll`` or ``reset``.
-        device: of all tensors.
         seed: of the random initialisation, the only randomness here.
         lineage: None draws a new one.
 
@@ -80,31 +81,33 @@ class Learner:
         self.life_loss, self.device = life_loss, torch.device(device)
         self.lineage = secrets.token_bytes(LINEAGE_BYTES) if lineage is None else lineage
         self.updates = 0
-
         generator = torch.Generator().manual_seed(seed)
-        layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.network = build_network(spec, generator).to(self.device, memory_format=layout)
-        self.target = empty_network(spec).to(self.device, memory_format=layout).requires_grad_(False)
-        self._copy_target()
+        self.network = build_network(spec, generator).to(self.device)
+        self.target = empty_network(spec).to(self.device).requires_grad_(False)
         self.initializer = None
         if config.initial_state == "initializer":
-            self.initializer = StateInitializer(spec, config.initializer, config.initializer_width, generator)
-            self.initializer.to(self.device)
-        self._parameters = [*self.network.parameters(), *(self.initializer.parameters() if self.initializer else ())]
+            initializer = StateInitializer(spec, config.initializer, config.initializer_width, generator)
+            self.initializer = initializer.to(self.device)
+        self._copy_target()
+        if config.channels_last:
+            for network in (self.network, self.target):
+                network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if config.compile:
+            for network in (self.network, self.target):
+                network.encode = torch.compile(network.encode)
+        self._trained = {f"network.{name}": value for name, value in self.network.named_parameters()}
+        if self.initializer is not None:
+            self._trained |= {f"initializer.{name}": value for name, value in self.initializer.named_parameters()}
         self._optimizer = torch.optim.Adam(
-            self._parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+            self._trained.values(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
         )
-        self._encoders = {
-            network: torch.compile(network.encode) if config.compile else network.encode
-            for network in (self.network, self.target)
-        }
         self.notices = tuple(self._notices())
 
     def step(self, sample: ReplaySample) -> LearnerOutput:
-        """One update. Priorities belong to the weights before it.
+        """One update.
 
         Raises:
-            ValueError: the batch holds actions this network does not have.
+            ValueError: the batch holds actions that the network does not have.
         """
         return self.update(self.load(sample.batch), sample)
 
@@ -121,24 +124,196 @@ class Learner:
         )
 
     def update(self, window: WindowTensors, sample: ReplaySample) -> LearnerOutput:
-        """``step`` on a batch that ``load`` has made of ``sample``."""
-        config, rows = self.config, window.transitions
-        own = self._own(sample.batch)
-        own_on_device = torch.from_numpy(own).to(self.device)
-        weights = np.ones(len(own))
-        if config.importance_weights:
-            weights = importance_weights(sample.probabilities, sample.replay_sequences, config.beta)
-        # Every row's share of the batch loss is known beforehand, so segments can go backward one by one.
-        shares = row_weights(rows.mask, config.time_weighting)
-        shares = shares * (torch.from_numpy(weights).float().to(self.device) / len(own))
+        """``step`` on what ``load`` has made of the sample's batch."""
+        usable = self.usable_states(sample.batch)
+        usable_here = torch.from_numpy(usable).to(self.device)
+        mask = window.transitions.mask
+        # Every row's share of the batch loss is known beforehand, so that segments can go backward one by one.
+        shares = row_weights(mask, self.config.time_weighting) * self._sequence_weights(sample)
 
         self._optimizer.zero_grad()
-        guess_loss = self._train_initializer(window, own_on_device)
-        errors, q, loss = [], [], torch.zeros((), device=self.device)
-        for segment_errors, segment_q, segment_loss in self._segments(window, own_on_device, shares):
-            errors.append(segment_errors)
-            q.append(segment_q)
-            loss += segment_loss
-        errors, q = torch.cat(errors), torch.cat(q)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, config.clip_norm)
-        ...
+        measured = self._train_initializer(window, usable_here)
+        start = self.start_state(window, usable_here)
+        trained = training_pass(self.network, self.target, window, start=start, shares=shares, config=self.config)
+        measured |= self._clip_gradients()
+        measured |= self._value_metrics(trained, mask)
+        priorities = sequence_priorities(trained.errors, mask, self.config.eta)
+        dq = window_discrepancies(self.network, window, trained.q, trained.first_features, trained.last_features)
+
+        # One transfer, which is also where the host waits for the device.
+        scalars = torch.stack([value.float() for value in measured.values()])
+        on_host = torch.cat([scalars, priorities, *dq]).double().cpu().numpy()
+        scalars, priorities, dq_first, dq_last = np.split(on_host, np.cumsum([len(scalars), len(usable), len(usable)]))
+        metrics = dict(zip(measured, scalars.tolist(), strict=True))
+        metrics |= self._state_metrics(sample.batch, usable, dq_first, dq_last[usable[window.probes.cpu()]])
+        updated = all(np.isfinite(value) for name, value in metrics.items() if name in MUST_BE_FINITE)
+        if updated:
+            self._optimizer.step()
+            self.updates += 1
+            if self.updates % self.config.target_copy_updates == 0:
+                self._copy_target()
+        return LearnerOutput(priorities=priorities, metrics=metrics, updated=updated)
+
+    def usable_states(self, batch: SequenceBatch) -> np.ndarray:
+        """Whose stored states mean something to this network, or are to be trusted regardless: bool ``[B]``."""
+        if not core_fits(batch, self.spec.core):
+            return np.zeros(len(batch), np.bool_)
+        own = (batch.lineage == np.frombuffer(self.lineage, np.uint8)).all(1)
+        return own | self.config.trust_stored_state
+
+    def start_state(self, window: WindowTensors, usable: Tensor) -> State:
+        """The state before each sequence's first valid row, as ``config.initial_state`` wants it.
+
+        Zeros where an episode begins and wherever nothing better is to be had: the stored state is not known in a
+        cropped burn-in, and not ``usable`` (bool ``[B]``) from another lineage.
+        """
+        state = zero_state(self.spec.core, len(usable), self.device)
+        if self.initializer is not None:
+            with torch.no_grad():
+                guess = self.initializer(self.network, window.stack(0, 1)[:, 0])
+            return choose(window.begins, state, guess)
+        if self.config.initial_state == "stored":
+            return choose(window.core_known & usable & ~window.begins, window.core, state)
+        return state
+
+    def discrepancies(self, sample: ReplaySample) -> dict[str, float]:
+        """Mean dQ of each start strategy over the sequences with usable states, as ``dq_first/zero`` and so on.
+
+        Changes nothing. A mean over no sequence is left out.
+        """
+        window, usable = self.load(sample.batch), self.usable_states(sample.batch)
+        found = {}
+        for strategy, (first, last) in strategy_discrepancies(self.network, window).items():
+            for name, values, chosen in (("first", first, usable), ("last", last, usable[window.probes.cpu()])):
+                if chosen.any():
+                    found[f"dq_{name}/{strategy}"] = float(values.cpu().numpy()[chosen].mean())
+        return found
+
+    def start_from(self, parameters: Parameters) -> None:
+        """Take over a trained network and its lineage; updates, optimiser and initializer stay as they are.
+
+        Raises:
+            ValueError: a network of another description; nothing is changed.
+        """
+        if parameters.spec != self.spec:
+            raise ValueError(f"the network is {parameters.spec}; allowed: {self.spec}")
+        load_tensors(self.network, parameters.tensors, "parameters")
+        self._copy_target()
+        self.lineage = parameters.lineage
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a resume needs, as named tensors (views, not copies) and JSON values.
+
+        Settings are not part of it: they come from the configuration at every start.
+        """
+        tensors = {name: value.detach() for name, value in self._trained.items()}
+        tensors |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
+        for name, value in self._trained.items():
+            tensors |= {f"adam.{key}.{name}": moment for key, moment in self._optimizer.state.get(value, {}).items()}
+        return tensors, {"spec": self.spec.to_json(), "lineage": self.lineage.hex(), "updates": self.updates}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue exactly where ``state`` was taken.
+
+        Raises:
+            ValueError: naming what is missing or does not fit; the learner must then not be used.
+        """
+        spec = NetworkSpec.from_json(values["spec"])
+        if spec != self.spec:
+            raise ValueError(f"the network of the saved state is {spec}; allowed: {self.spec}")
+        for part, module in (("network", self.network), ("target", self.target), ("initializer", self.initializer)):
+            if module is not None:
+                load_tensors(module, _under(part, tensors), part)
+        self._restore_moments(_under("adam", tensors))
+        self.lineage = bytes.fromhex(values["lineage"])
+        self.updates = values["updates"]
+
+    @property
+    def initializer_share(self) -> float:
+        """The State Initializer's part of all trained parameters (article: 0.003)."""
+        sizes = {name: value.numel() for name, value in self._trained.items()}
+        return sum(size for name, size in sizes.items() if name.startswith("initializer.")) / sum(sizes.values())
+
+    def _sequence_weights(self, sample: ReplaySample) -> Tensor:
+        """Each sequence's weight in the batch loss, float32 ``[B]``."""
+        weights = np.ones(len(sample.ids))
+        if self.config.importance_weights:
+            weights = importance_weights(sample.probabilities, sample.replay_sequences, self.config.beta)
+        return torch.from_numpy(weights / len(weights)).float().to(self.device)
+
+    def _train_initializer(self, window: WindowTensors, usable: Tensor) -> dict[str, Tensor]:
+        """Gradient of the initializer's own loss, at the first trained row: the one whose state is always stored."""
+        if self.initializer is None:
+            return {}
+        row = self.geometry.burn_in
+        guess = self.initializer(self.network, window.stack(row, row + 1)[:, 0])
+        loss = self.initializer.loss(guess, window.unroll_core, usable)
+        loss.backward()
+        return {"initializer_loss": loss.detach()}
+
+    def _clip_gradients(self) -> dict[str, Tensor]:
+        """Each module by itself, so that the initializer's error cannot shorten the network's step."""
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
+        if self.initializer is None:
+            return {"gradient_norm": norm}
+        own_norm = torch.nn.utils.clip_grad_norm_(self.initializer.parameters(), self.config.clip_norm)
+        return {"gradient_norm": norm, "initializer_gradient_norm": own_norm}
+
+    def _value_metrics(self, trained: TrainingPass, mask: Tensor) -> dict[str, Tensor]:
+        """Over the valid rows, in h-space."""
+        steps = mask.sum()
+        greedy = trained.q.float().amax(-1)
+        return {
+            "loss": trained.loss,
+            "q_greedy_mean": torch.where(mask, greedy, 0.0).sum() / steps,
+            "q_greedy_max": torch.where(mask, greedy, -torch.inf).max(),
+            "td_error_abs_mean": trained.errors.abs().sum() / steps,
+            "trained_steps": steps,
+        }
+
+    def _state_metrics(
+        self, batch: SequenceBatch, usable: np.ndarray, dq_first: np.ndarray, dq_last: np.ndarray
+    ) -> dict[str, float]:
+        own = (batch.lineage == np.frombuffer(self.lineage, np.uint8)).all(1)
+        metrics = {"foreign_state_share": float(1 - own.mean())}
+        if own.any():
+            metrics["parameter_lag_updates"] = float((self.updates - batch.version_last[own]).mean())
+        if usable.any():
+            metrics["dq_first"] = float(dq_first[usable].mean())
+        if len(dq_last):
+            metrics["dq_last"] = float(dq_last.mean())
+        if self.geometry.unroll < self.stored.unroll:
+            owned = self.stored.owned_steps(batch.first_valid, batch.num_steps, batch.ends)
+            metrics["untrained_step_share"] = float((owned - self.geometry.unroll).clip(0).sum() / owned.sum())
+        return metrics
+
+    def _copy_target(self) -> None:
+        self.target.load_state_dict(self.network.state_dict())
+
+    def _restore_moments(self, moments: dict[str, Tensor]) -> None:
+        self._optimizer.state.clear()
+        if not moments:
+            return
+        for name, value in self._trained.items():
+            state = self._optimizer.state[value]
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                moment = moments.get(f"{key}.{name}")
+                wanted = () if key == "step" else value.shape
+                if moment is None or moment.shape != wanted:
+                    raise ValueError(f"adam: {key} of {name} is missing or not of shape {tuple(wanted)}")
+                state[key] = moment.clone().to(value.device)
+
+    def _notices(self) -> Iterator[str]:
+        used, stored = self.geometry, self.stored
+        if 0 < used.burn_in < stored.burn_in and self.config.initial_state == "stored":
+            yield (
+                f"burn_in {used.burn_in} of the stored {stored.burn_in}: no state is stored at its first row, so "
+                "sequences start from zeros there unless their episode begins within it"
+            )
+        if used.unroll < stored.unroll:
+            yield f"unroll {used.unroll} of the stored {stored.unroll}: the steps behind it go untrained"
+
+
+def _under(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors named ``part.something``, as ``something``."""
+    return {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}

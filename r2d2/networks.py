@@ -49,7 +49,7 @@ class R2D2Network(nn.Module):
         return self.dense(self.maps(stack).flatten(1)).unflatten(0, lead)
 
     def maps(self, stack: Tensor) -> Tensor:
-        """What the convolutions make of ``[..., K, *shape]``: float ``[N, C, height, width]``; ``[N, K*D]`` for an MLP."""
+        """What the convolutions put out, ``[N, C, height, width]``; without any, the scaled vectors ``[N, K*D]``."""
         return self.convolutions(self.scaled(stack))
 
     def scaled(self, stack: Tensor) -> Tensor:

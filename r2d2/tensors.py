@@ -53,8 +53,8 @@ class WindowTensors:
     """A batch on the learner's device; S = L + T + n rows of the used window.
 
     Attributes:
+        geometry: of the used window: L, T, n, K.
         frames: ``[B, K-1+S, *shape]`` in the stored dtype; see ``stack``.
-        frame_stack: K.
         previous_action, previous_reward: int64 (-1 none), float32, ``[S, B]``.
         transitions: of the trained rows and those behind them.
         first_valid: int64 ``[B]``, 0 .. L.
@@ -66,8 +66,8 @@ class WindowTensors:
         probe_core: state before the last trained row, of the sequences ``probes`` (int64 indices) alone.
     """
 
+    geometry: SequenceGeometry
     frames: Tensor
-    frame_stack: int
     previous_action: Tensor
     previous_reward: Tensor
     transitions: Transitions
@@ -82,8 +82,12 @@ class WindowTensors:
 
     def stack(self, first: int, stop: int) -> Tensor:
         """Stacked observations of rows ``first .. stop-1``: ``[B, rows, K, *shape]``, a view that copies nothing."""
-        frames = self.frames[:, first : stop + self.frame_stack - 1]
-        return frames.unfold(1, self.frame_stack, 1).movedim(-1, 2)
+        depth = self.geometry.frame_stack
+        return self.frames[:, first : stop + depth - 1].unfold(1, depth, 1).movedim(-1, 2)
+
+    def previous(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Previous actions and rewards ``[rows, B]`` that enter the core in rows ``first .. stop-1``."""
+        return self.previous_action[first:stop], self.previous_reward[first:stop]
 
 
 def transitions(
@@ -145,7 +149,6 @@ def window_tensors(
     row = torch.arange(steps).unsqueeze(1) + skipped
 
     begins_at, past_action = _long(batch.first_valid), _long(batch.first_valid) + _long(batch.num_steps)
-    past_observation = begins_at + _long(batch.num_observations)
     first_valid = (begins_at - skipped).clamp(min=0)
     action, reward = _time_major(batch.action).long(), _time_major(batch.reward)
     stored_row = torch.arange(stored.stored_steps).unsqueeze(1)
@@ -172,8 +175,8 @@ def window_tensors(
     same_last_row = geometry.unroll == stored.unroll
     probes = np.flatnonzero(has_probe[0]) if has_probe and same_last_row else np.zeros(0, np.int64)
     return WindowTensors(
-        frames=_frames(batch.observation, geometry, stored, begins_at, past_observation, device),
-        frame_stack=geometry.frame_stack,
+        geometry=geometry,
+        frames=_frames(batch, geometry, stored, device),
         previous_action=previous_action.to(device),
         previous_reward=previous_reward.to(device),
         transitions=transitions(batch, geometry, stored, life_loss).to(device),
@@ -199,23 +202,17 @@ def _state(rows: tuple[np.ndarray, ...], core: CoreSpec, lanes: int, device: tor
     return state_from_rows(tuple(torch.from_numpy(part).to(device) for part in rows), core)
 
 
-def _frames(
-    observation: np.ndarray,
-    geometry: SequenceGeometry,
-    stored: SequenceGeometry,
-    first_valid: Tensor,
-    past_observation: Tensor,
-    device: torch.device,
-) -> Tensor:
+def _frames(batch: SequenceBatch, geometry: SequenceGeometry, stored: SequenceGeometry, device: torch.device) -> Tensor:
     """Frames ``[B, K-1+S, *shape]`` of the used window. Integers cannot hold a NaN and travel untouched."""
     first = stored.burn_in - geometry.burn_in + stored.frame_stack - geometry.frame_stack
     positions = slice(first, first + geometry.stored_frames)
-    frames = torch.from_numpy(observation)[:, positions].to(device, non_blocking=True)
+    frames = torch.from_numpy(batch.observation)[:, positions].to(device, non_blocking=True)
     if not frames.is_floating_point():
         return frames
     position = torch.arange(stored.stored_frames)
     # Position p is row p-(K-1): real rows and the K-1 frames before the first of them.
-    real = (position >= first_valid[:, None]) & (position < past_observation[:, None] + stored.frame_stack - 1)
+    begins_at, observations = _long(batch.first_valid)[:, None], _long(batch.num_observations)[:, None]
+    real = (position >= begins_at) & (position < begins_at + observations + stored.frame_stack - 1)
     real = real[:, positions].to(device)
     return torch.where(real.reshape(*real.shape, *[1] * (frames.ndim - 2)), frames, 0.0)
 

@@ -17,6 +17,7 @@ ARGUMENTS = {
     "grayscale": True,
     "maxpool": True,
     "frameskip": 4,
+    "full_action_space": False,
     "noop_max": 30,
     "max_num_frames_per_episode": 108_000,
 }
@@ -52,18 +53,16 @@ class AtariLanes:
             num_threads=min(threads, num_lanes),
             stack_num=1,
             repeat_action_probability=config.sticky,
-            full_action_space=config.full_action_set,
             reward_clipping=False,
             use_fire_reset=False,
             **arguments,
         )
-        frame_skip = arguments.pop("frameskip")
         self.num_lanes = num_lanes
         self.spec = EnvSpec(
             env_id=config.env_id,
             observation=ArraySpec(shape=self._env.single_observation_space.shape[1:], dtype="uint8"),
             action_set=tuple(action.name for action in self._env.ale.get_action_set()),
-            frame_skip=frame_skip,
+            frame_skip=arguments["frameskip"],
             sticky=config.sticky,
             life_loss=config.life_loss,
             arguments=arguments,

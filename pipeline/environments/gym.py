@@ -70,8 +70,6 @@ class GymLanes:
 def make_gym_lanes(config: EnvironmentConfig, num_lanes: int) -> GymLanes:
     if config.sticky:
         raise ValueError(f"sticky is {config.sticky}; allowed: 0, for {config.env_id} is no Atari game")
-    if config.full_action_set:
-        raise ValueError(f"full_action_set is True; allowed: False, for {config.env_id} is no Atari game")
 
     def make_one() -> gymnasium.Env:
         return gymnasium.make(config.env_id, disable_env_checker=True, **config.arguments)

@@ -18,17 +18,15 @@ class EnvironmentConfig:
 
     Attributes:
         env_id: a gymnasium id (``ALE/Pong-v5``, ``CartPole-v1``) or ``module:EnvId``.
-        arguments: passed to the environment; for Atari also frame size, no-op starts and frame cap.
+        arguments: passed to the environment; for Atari also frame size, action set, no-op starts, frame cap.
         sticky: Atari only, probability of repeating the previous action (the paper: 0).
         life_loss: ``off``, ``roll`` (zero discount at a lost life) or ``reset`` (a boundary too).
-        full_action_set: Atari only, every joystick action of the console instead of the game's minimal set.
     """
 
     env_id: str = "ALE/Pong-v5"
     arguments: dict[str, Any] = field(default_factory=dict)
     sticky: float = 0.0
     life_loss: str = "off"
-    full_action_set: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sticky < 1.0:

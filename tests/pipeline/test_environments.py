@@ -90,7 +90,7 @@ def test_case_h_b2_the_frame_cap_counts_frames_and_truncates():
 
 def test_case_h_h1_the_number_of_actions_is_read_from_the_environment():
     def actions(env_id, full):
-        return make_lanes(EnvironmentConfig(env_id=env_id, full_action_set=full), 1).spec.num_actions
+        return make_lanes(EnvironmentConfig(env_id=env_id, arguments={"full_action_space": full}), 1).spec.num_actions
 
     assert (actions("ALE/Skiing-v5", False), actions("ALE/Skiing-v5", True)) == (3, 9)
     assert (actions("ALE/Breakout-v5", False), actions("ALE/Breakout-v5", True)) == (4, 18)

@@ -1,0 +1,85 @@
+"""The acting side of a dataset's terms: a policy that takes up published parameters and prices new sequences."""
+
+import numpy as np
+
+from jobs.console import warn
+from r2d2.config import LearnerConfig
+from r2d2.exploration import epsilon_ladder
+from r2d2.policy import RecurrentPolicy
+from r2d2.priorities import initial_priorities
+from r2d2.serialize import params_from_bytes
+from schemas.records import SequenceBatch
+from schemas.terms import DatasetTerms
+
+
+class ActingPolicy:
+    """Acts uniformly at random until it is given parameters.
+
+    Attributes:
+        policy: for a ``Rollout``.
+        version: of the parameters in use, -1 while there are none.
+    """
+
+    def __init__(
+        self,
+        terms: DatasetTerms,
+        learner: LearnerConfig,
+        lanes: int,
+        ladder: str | None,
+        generator: np.random.Generator,
+        device: str,
+    ) -> None:
+        self.terms = terms
+        self.version = -1
+        self._learner, self._device = learner, device
+        epsilons = epsilon_ladder(lanes, **_ladder(ladder))
+        self.policy = RecurrentPolicy(terms.core, terms.env.num_actions, epsilons, generator, device)
+
+    @property
+    def has_network(self) -> bool:
+        return self.version >= 0
+
+    @property
+    def waits_for(self) -> str:
+        return "waits for a learner's parameters, acts at random meanwhile"
+
+    def use(self, data: bytes) -> None:
+        """Act with these parameters from now on. Damaged bytes are named and left; the ones in use stay.
+
+        Raises:
+            ValueError: a network that does not fit the dataset: actions, observation, frame stack or core.
+        """
+        try:
+            params = params_from_bytes(data)
+        except ValueError as error:
+            warn(f"parameters are not used: {error}")
+            return
+        spec, env = params.spec, self.terms.env
+        fits = {
+            "actions": (spec.num_actions, env.num_actions),
+            "observation": (spec.observation, env.observation),
+            "core": (spec.core, self.terms.core),
+        }
+        for name, (theirs, ours) in fits.items():
+            if theirs != ours:
+                raise ValueError(f"{name} of the network is {theirs}; allowed: {ours}, which {env.env_id} here has")
+        if spec.frame_stack > self.terms.geometry.frame_stack:
+            raise ValueError(
+                f"frame_stack of the network is {spec.frame_stack}; allowed: at most "
+                f"{self.terms.geometry.frame_stack}, the dataset's"
+            )
+        self.policy.set_network(params.network(), params.version, params.lineage)
+        self.version = params.version
+
+    def initial_priorities(self, batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:
+        """For a ``ShardWriter``: float32 ``[B]``, NaN where no network acted."""
+        return initial_priorities(batch, q_values, self.terms.geometry, self._learner, self.terms.env.life_loss)
+
+
+def _ladder(text: str | None) -> dict[str, int]:
+    if text is None:
+        return {}
+    offset, colon, total = text.partition(":")
+    if not colon or not offset.isdigit() or not total.isdigit():
+        raise ValueError(f"ladder is {text!r}; allowed: OFFSET:TOTAL, two whole numbers")
+    return {"offset": int(offset), "total": int(total)}

@@ -1,0 +1,65 @@
+"""What a job shows while it works: one live line on a terminal, a plain line every ten seconds elsewhere."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_SECONDS = 10.0
+LIVE_SECONDS = 0.5
+
+
+class StatusLine:
+    """``show`` may be called as often as one likes; it prints when it is time to. Use as a context manager."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._console = Console(stderr=False, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._shown_at = time.monotonic() - PLAIN_SECONDS + 2.0  # The first plain line soon, but not an empty one.
+        self._last_wait = ""
+
+    def __enter__(self) -> "StatusLine":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._shown_at >= (LIVE_SECONDS if self._live else PLAIN_SECONDS)
+
+    def show(self, waits_for: str = "", **values: object) -> None:
+        """``name value`` pairs, and what is being waited for. A new reason to wait is shown at once."""
+        is_new_wait = bool(waits_for) and not self._last_wait
+        if not self.is_due and not is_new_wait:
+            return
+        self._shown_at, self._last_wait = time.monotonic(), waits_for
+        parts = [f"{name.replace('_', ' ')} {_short(value)}" for name, value in values.items() if value is not None]
+        line = f"{self._title}: " + "  ".join(parts) + (f"  [waits: {waits_for}]" if waits_for else "")
+        if self._live:
+            self._live.update(Text(line))
+        else:
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if self._live:
+            self._live.console.print(Text(line))
+        else:
+            print(line, flush=True)
+
+
+def warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

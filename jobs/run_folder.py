@@ -1,0 +1,59 @@
+"""A learner's own folder: which run it is, and its checkpoints. ``runs/<run name>`` unless told otherwise."""
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import CheckpointFolder
+from pipeline.store import LocalStore
+
+RECORD = "run.json"
+RUNS = Path("runs")
+
+
+def new_run_name(dataset: str, seed: int) -> str:
+    return f"learn-{dataset}-s{seed}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+class RunFolder:
+    """``record`` holds the run's name, dataset and MLflow run id."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record: dict[str, Any] = {}
+        if (path / RECORD).exists():
+            self.record = json.loads((path / RECORD).read_bytes())
+
+    def refuse_used(self) -> None:
+        """Raise ValueError when another run has been here: a new one must not mix with its checkpoints."""
+        if self.record:
+            raise ValueError(f"run_dir is {self.path}; allowed: a new folder, or --resume to continue the run in it")
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Durable when the call returns."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.record.update(values)
+        LocalStore(self.path).put(RECORD, json.dumps(self.record, indent=1).encode() + b"\n")
+
+    def checkpoints(self, keep: int) -> CheckpointFolder:
+        return CheckpointFolder(self.path / "checkpoints", keep)
+
+
+def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path) -> RunFolder:
+    """The folder that ``--resume`` means: the one named, else the newest of this dataset below ``runs/``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if run_dir is not None or run_name is not None:
+        folder = RunFolder(run_dir or RUNS / str(run_name))
+        if not folder.record:
+            raise ValueError(f"resume is True; allowed: with a run in {folder.path}, which holds none")
+        return folder
+    found = [RunFolder(path.parent) for path in RUNS.glob(f"*/{RECORD}")]
+    ours = [folder for folder in found if folder.record.get("dataset") == str(dataset)]
+    if not ours:
+        raise ValueError(f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where there is none")
+    return max(ours, key=lambda folder: folder.path.joinpath(RECORD).stat().st_mtime_ns)

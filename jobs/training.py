@@ -1,0 +1,230 @@
+"""The learner's loop: next batch, one update, priorities back; parameters, checkpoints and metrics when they are due."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from jobs.console import StatusLine, warn
+from jobs.run_folder import RunFolder
+from jobs.stopping import StopRequest
+from pipeline.params import ParamsPublisher
+from pipeline.prefetch import Prefetcher
+from pipeline.progress import ProgressWriter
+from pipeline.replay import Replay
+from pipeline.tracking import Tracker
+from r2d2.learner import Learner, LearnerOutput
+from r2d2.serialize import params_to_bytes, tensors_from_bytes, tensors_to_bytes
+from schemas.records import ReplaySample
+
+METRICS_SECONDS = 10.0
+WAIT_SECONDS = 0.5
+LEARNER_BLOB, REPLAY_BLOB = "learner.safetensors", "replay.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, and when to give up.
+
+    Attributes:
+        checkpoint_seconds: time between two checkpoints; one is always written at a clean stop.
+        keep: checkpoints kept, 2 or more.
+        max_skipped_updates: updates in a row with a loss or gradient that is not finite before the job stops.
+    """
+
+    checkpoint_seconds: float = 300.0
+    keep: int = 3
+    max_skipped_updates: int = 20
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_seconds <= 0:
+            raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; allowed: above 0")
+        if self.keep < 2:
+            raise ValueError(f"keep is {self.keep}; allowed: 2 or more")
+        if self.max_skipped_updates < 1:
+            raise ValueError(f"max_skipped_updates is {self.max_skipped_updates}; allowed: 1 or more")
+
+
+class Training:
+    """Everything one learner run consists of, wired. ``restore``, then ``run``, then ``close``, in one thread."""
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        replay: Replay,
+        prefetcher: Prefetcher,
+        progress: ProgressWriter,
+        publisher: ParamsPublisher,
+        folder: RunFolder,
+        tracker: Tracker,
+        config: CheckpointConfig,
+    ) -> None:
+        self._learner, self._replay, self._prefetcher, self._progress = learner, replay, prefetcher, progress
+        self._publisher, self._folder, self._tracker, self._config = publisher, folder, tracker, config
+        self._checkpoints = folder.checkpoints(config.keep)
+        self._checkpointed_at = time.monotonic()
+        self._skipped = self._skipped_in_a_row = 0
+        self._window = MetricsWindow()
+        self._last_saved = -1
+
+    def restore(self) -> Iterator[str]:
+        """Continue from the newest complete checkpoint; yields a line for each thing to know."""
+        checkpoint, passed_over = self._checkpoints.load_newest()
+        yield from passed_over
+        if checkpoint is None:
+            yield f"no complete checkpoint in {self._folder.path}: starting the run over"
+            return
+        self._learner.restore(*tensors_from_bytes(checkpoint.blobs[LEARNER_BLOB]))
+        arrays, values = tensors_from_bytes(checkpoint.blobs[REPLAY_BLOB])
+        restored = self._replay.restore({name: value.numpy() for name, value in arrays.items()}, values)
+        self._last_saved = checkpoint.updates
+        yield f"resumed {self._folder.record['run']} at update {self._learner.updates} from {checkpoint.path}; {restored}"
+
+    def run(self, stop: StopRequest, status: StatusLine, *, updates: int | None, max_minutes: float | None) -> None:
+        """Train until stopped, or until ``updates`` in all, or for ``max_minutes``."""
+        deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._publish()
+        self._progress.start()
+        self._prefetcher.start()
+        while not stop:
+            if updates is not None and self._learner.updates >= updates:
+                stop.ask(f"{updates} updates")
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                stop.ask(f"{max_minutes} minutes")
+                break
+            started = time.monotonic()
+            sample = self._prefetcher.next(WAIT_SECONDS)
+            self._window.waited(time.monotonic() - started)
+            if sample is not None:
+                self._update(sample)
+            self._show(status, waits_for="" if sample is not None else self._replay.waits_for())
+            self._log(status)
+            if time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds:
+                self._save()
+
+    def close(self, *, failed: bool) -> None:
+        """Stop the threads; then, unless the job failed, write the last parameters, checkpoint and metrics."""
+        self._prefetcher.close()
+        if not failed:
+            self._publish()
+            self._save()
+            self._tracker.metrics(self._replay_metrics(), self._learner.updates)
+        self._progress.close()
+        self._tracker.close(failed=failed)
+
+    def summary(self) -> str:
+        counts = self._replay.metrics()
+        return (
+            f"{self._learner.updates} updates, {counts['samples']:.0f} samples of {counts['inserted']:.0f} sequences "
+            f"({counts['samples_per_insert']:.3g} samples per insert), {self._publisher.publications} publications, "
+            f"{counts['corrupt_rows']:.0f} checksum errors, {counts['bad_shards']:.0f} bad shards; "
+            f"MLflow run {self._tracker.run_id()}; run folder {self._folder.path}"
+        )
+
+    def _update(self, sample: ReplaySample) -> None:
+        started = time.monotonic()
+        output = self._learner.step(sample)
+        self._replay.update_priorities(sample.ids, output.priorities)
+        self._window.updated(output, time.monotonic() - started)
+        if output.updated:
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped += 1
+            self._skipped_in_a_row += 1
+            warn(f"update skipped: loss or gradient not finite ({self._skipped_in_a_row} in a row)")
+            if self._skipped_in_a_row >= self._config.max_skipped_updates:
+                raise ValueError(
+                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite; the learning "
+                    "rate is too high, or rewards or observations are not finite"
+                )
+        if self._publisher.is_due(self._learner.updates):
+            self._publish()
+
+    def _publish(self) -> None:
+        learner = self._learner
+        self._publisher.publish(params_to_bytes(learner.network, learner.updates, learner.lineage), learner.updates)
+
+    def _save(self) -> None:
+        self._checkpointed_at = time.monotonic()
+        if self._learner.updates == self._last_saved:
+            return
+        arrays, values = self._replay.state()
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+        blobs = {
+            LEARNER_BLOB: tensors_to_bytes(*self._learner.state()),
+            REPLAY_BLOB: tensors_to_bytes(tensors, values),
+        }
+        self._checkpoints.save(self._learner.updates, blobs)
+        self._last_saved = self._learner.updates
+        if self._tracker.run_id() and "mlflow_run_id" not in self._folder.record:
+            self._folder.write({"mlflow_run_id": self._tracker.run_id()})
+
+    def _show(self, status: StatusLine, waits_for: str) -> None:
+        if not status.is_due and not waits_for:
+            return
+        counts = self._replay.metrics()
+        status.show(
+            waits_for,
+            updates=self._learner.updates,
+            updates_per_second=self._window.updates_per_second,
+            loss=self._window.last.get("loss"),
+            sequences=int(counts["size"]),
+            samples_per_insert=counts["samples_per_insert"],
+        )
+
+    def _log(self, status: StatusLine) -> None:
+        if self._window.seconds < METRICS_SECONDS:
+            return
+        self._tracker.metrics({**self._window.take(), **self._replay_metrics()}, self._learner.updates)
+        if "mlflow_run_id" not in self._folder.record and (run_id := self._tracker.run_id()):
+            self._folder.write({"mlflow_run_id": run_id})
+
+    def _replay_metrics(self) -> dict[str, float]:
+        counts = {f"replay/{name}": value for name, value in self._replay.metrics().items()}
+        return {**counts, "learn/updates": self._learner.updates, "health/skipped_updates": self._skipped}
+
+
+class MetricsWindow:
+    """Means of what the updates since the last report measured."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since = time.monotonic()
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._updates = 0
+        self._waited = self._busy = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self._waited += seconds
+
+    def updated(self, output: LearnerOutput, seconds: float) -> None:
+        self._busy += seconds
+        self._updates += 1
+        self.last = output.metrics
+        for name, value in output.metrics.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+    @property
+    def updates_per_second(self) -> float:
+        return self._updates / max(self.seconds, 1e-9)
+
+    def take(self) -> dict[str, float]:
+        """The report, as ``learn/<name>``; a new window begins."""
+        report = {f"learn/{name}": total / count for name, (total, count) in self._sums.items()}
+        report["learn/updates_per_second"] = self.updates_per_second
+        report["learn/waiting_share"] = self._waited / max(self.seconds, 1e-9)
+        report["learn/update_seconds"] = self._busy / max(self._updates, 1)
+        self._begin()
+        return report

@@ -1,5 +1,7 @@
 """The acting side of a dataset's terms: a policy that takes up published parameters and prices new sequences."""
 
+from pathlib import Path
+
 import numpy as np
 
 from jobs.console import warn
@@ -7,7 +9,7 @@ from r2d2.config import LearnerConfig
 from r2d2.exploration import epsilon_ladder
 from r2d2.policy import RecurrentPolicy
 from r2d2.priorities import initial_priorities
-from r2d2.serialize import params_from_bytes
+from r2d2.serialize import network_of, params_from_bytes
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
@@ -41,7 +43,7 @@ class ActingPolicy:
 
     @property
     def waits_for(self) -> str:
-        return "waits for a learner's parameters, acts at random meanwhile"
+        return "a learner's parameters, acts at random meanwhile"
 
     def use(self, data: bytes) -> None:
         """Act with these parameters from now on. Damaged bytes are named and left; the ones in use stay.
@@ -68,8 +70,17 @@ class ActingPolicy:
                 f"frame_stack of the network is {spec.frame_stack}; allowed: at most "
                 f"{self.terms.geometry.frame_stack}, the dataset's"
             )
-        self.policy.set_network(params.network(), params.version, params.lineage)
+        self.policy.set_network(network_of(params), params.version, params.lineage)
         self.version = params.version
+
+    def use_file(self, path: Path) -> None:
+        """Act with the parameters in a file from now on. Raises ValueError when they cannot be used."""
+        try:
+            self.use(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"params is {str(path)!r}; allowed: a readable file ({error})") from error
+        if not self.has_network:
+            raise ValueError(f"params is {str(path)!r}; allowed: a params.safetensors that a learner has published")
 
     def initial_priorities(self, batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:
         """For a ``ShardWriter``: float32 ``[B]``, NaN where no network acted."""

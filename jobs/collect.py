@@ -4,7 +4,7 @@
     python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
 """
 
-import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -16,23 +16,25 @@ import torch
 
 from jobs.acting import ActingPolicy
 from jobs.command_line import dry_run, refuse, refusing
-from jobs.console import StatusLine
+from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.presets import CoreOptions, Preset, laptop
 from jobs.stopping import StopRequest
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
 from pipeline.environments import make_lanes
-from pipeline.progress import FollowConfig, RunFollower
+from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
+from pipeline.store import LocalStore
 from pipeline.tracking import TrackingConfig, make_tracker
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
 METRICS_SECONDS = 10.0
+MAX_SEED = 2**30  # Lane i takes seed + i, and the emulator takes 31 bits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,22 @@ class ActFlags:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
+        if self.seed is not None and not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed is {self.seed}; allowed: 0 to {MAX_SEED - 1}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowFlags:
+    """Whose parameters to act with, and whose ratio to keep.
+
+    Attributes:
+        follow: name of a run of this dataset; default: the only live one.
+        when_silent: what to do when that run has been silent for 30 s without having closed: ``wait`` at its last
+            allowance, or ``collect`` on.
+    """
+
+    follow: str | None = None
+    when_silent: str = "wait"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +94,7 @@ class CollectFlags:
     window: SequenceGeometry = field(default_factory=lambda: laptop().geometry)
     core: CoreOptions = field(default_factory=CoreOptions)
     act: ActFlags = field(default_factory=ActFlags)
-    follow: FollowConfig = field(default_factory=FollowConfig)
+    follow: FollowFlags = field(default_factory=FollowFlags)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     writer: WriterConfig = field(default_factory=WriterConfig)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
@@ -92,13 +110,14 @@ class CollectFlags:
 
 
 def main(argv: Sequence[str]) -> int:
+    show_warnings()
     with refusing(OSError):
         flags, preset, stored_terms = read_flags(CollectFlags, argv, "collect.py")
         act, store = flags.act, flags.source.store()
         environment = flags.source.environment(preset, stored_terms)
         lanes = make_lanes(environment, act.envs, act.threads)
         terms = DatasetTerms(env=lanes.spec, geometry=flags.window, core=flags.core.spec())
-        seed = act.seed if act.seed is not None else int.from_bytes(os.urandom(4), "little")
+        seed = act.seed if act.seed is not None else secrets.randbelow(MAX_SEED)
         collector_id = new_collector_id()
         resolved = {**asdict(flags), "dataset": str(store.root), "terms": asdict(terms), "seed": seed}
         if act.dry_run:
@@ -106,12 +125,10 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(act.threads)
         policy = ActingPolicy(terms, preset.learner, act.envs, act.ladder, np.random.default_rng(seed), act.device)
         if act.params is not None:
-            policy.use(act.params.read_bytes())
-        follower = None if act.params else RunFollower(store, flags.follow)
-        store.root.mkdir(parents=True, exist_ok=True)
-        agree_on_terms(store, terms)
-        write_provenance(store, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
+            policy.use_file(act.params)
+        follower = RunFollower(store, flags.follow.follow, when_silent=flags.follow.when_silent)
         rollout = Rollout(lanes, policy.policy, terms.geometry.frame_stack, seed)
+        _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
     stop = StopRequest().listen()
     writer = ShardWriter(store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities)
@@ -122,12 +139,11 @@ def main(argv: Sequence[str]) -> int:
         builder=SequenceBuilder(terms, collector_id, act.envs),
         writer=writer,
         follower=follower,
-        use_params=policy.use if follower else None,
+        use_params=None if act.params else policy.use,
         refresh=flags.refresh,
     )
-    game = dataset_name = store.root.name
-    name = flags.tracking.run_name or f"collect-{game}-{collector_id[:6]}"
-    tags = {"role": "collect", "game": terms.env.env_id, "dataset": dataset_name, "collector": collector_id}
+    name = flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}"
+    tags = {"role": "collect", "game": terms.env.env_id, "dataset": store.root.name, "collector": collector_id}
     tracker = make_tracker(
         TrackingConfig(uri=flags.tracking.tracking_uri, experiment=flags.tracking.experiment, run_name=name, tags=tags)
     )
@@ -141,7 +157,9 @@ def main(argv: Sequence[str]) -> int:
         except (ValueError, OSError) as error:
             refuse(error)
         finally:
-            if not failed:
+            if failed:
+                writer.flush()
+            else:
                 collector.finish()
             lanes.close()
             counts = collector.counts
@@ -153,6 +171,15 @@ def main(argv: Sequence[str]) -> int:
             f"{len(counts.versions_used - {-1})} parameter versions; MLflow run {tracker.run_id()}"
         )
     return 0
+
+
+def _open_dataset(store: LocalStore, terms: DatasetTerms, collector_id: str, origin: dict) -> None:
+    try:
+        store.root.mkdir(parents=True, exist_ok=True)
+        agree_on_terms(store, terms)
+        write_provenance(store, collector_id, origin)
+    except OSError as error:
+        refuse(f"dataset is {str(store.root)!r}; allowed: a folder that can be written ({error})")
 
 
 def _run(collector, writer, policy, tracker, status: StatusLine, stop: StopRequest, act: ActFlags) -> None:
@@ -168,7 +195,7 @@ def _run(collector, writer, policy, tracker, status: StatusLine, stop: StopReque
             tracker.metrics({**values, "collect/episode_return": episode_return}, counts.env_steps)
         now = time.monotonic()
         rate = (counts.env_steps - reported_steps) / max(now - reported, 1e-9)
-        if status.is_due or collector.waits_for:
+        if status.is_due:
             waits = collector.waits_for or ("" if policy.has_network else policy.waits_for)
             status.show(
                 waits,

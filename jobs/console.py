@@ -1,5 +1,6 @@
 """What a job shows while it works: one live line on a terminal, a plain line every ten seconds elsewhere."""
 
+import logging
 import sys
 import time
 
@@ -19,7 +20,6 @@ class StatusLine:
         self._console = Console(stderr=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._shown_at = time.monotonic() - PLAIN_SECONDS + 2.0  # The first plain line soon, but not an empty one.
-        self._last_wait = ""
 
     def __enter__(self) -> "StatusLine":
         if self._live:
@@ -35,13 +35,12 @@ class StatusLine:
         return time.monotonic() - self._shown_at >= (LIVE_SECONDS if self._live else PLAIN_SECONDS)
 
     def show(self, waits_for: str = "", **values: object) -> None:
-        """``name value`` pairs, and what is being waited for. A new reason to wait is shown at once."""
-        is_new_wait = bool(waits_for) and not self._last_wait
-        if not self.is_due and not is_new_wait:
+        """``name value`` pairs, and what is being waited for."""
+        if not self.is_due:
             return
-        self._shown_at, self._last_wait = time.monotonic(), waits_for
+        self._shown_at = time.monotonic()
         parts = [f"{name.replace('_', ' ')} {_short(value)}" for name, value in values.items() if value is not None]
-        line = f"{self._title}: " + "  ".join(parts) + (f"  [waits: {waits_for}]" if waits_for else "")
+        line = f"{self._title}: " + "  ".join(parts) + (f"  [waits for {waits_for}]" if waits_for else "")
         if self._live:
             self._live.update(Text(line))
         else:
@@ -57,6 +56,11 @@ class StatusLine:
 
 def warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def show_warnings() -> None:
+    """Let what the libraries below warn of (a bad shard, say) appear as this job's own lines."""
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr, force=True)
 
 
 def _short(value: object) -> str:

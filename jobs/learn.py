@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from jobs.command_line import dry_run, refuse, refusing
-from jobs.console import StatusLine, warn
+from jobs.console import StatusLine, show_warnings, warn
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.presets import NetworkOptions, Preset, laptop
 from jobs.run_folder import RunFolder, find_run_to_resume, new_run_name
@@ -100,6 +101,7 @@ class LearnFlags:
 
 
 def main(argv: Sequence[str]) -> int:
+    show_warnings()
     stop = StopRequest().listen()
     with refusing(OSError), StatusLine("learn") as status:
         flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
@@ -150,7 +152,14 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
     )
     for notice in learner.notices:
         warn(notice)
-    replay = Replay(store, terms, flags.replay, flags.limiter, seed=train.seed, threads=train.threads)
+    replay = Replay(
+        store,
+        terms,
+        flags.replay,
+        flags.limiter,
+        generator=np.random.default_rng(train.seed),
+        threads=train.threads,
+    )
     tracker = make_tracker(
         TrackingConfig(
             uri=flags.tracking.tracking_uri,
@@ -163,8 +172,8 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
     training = Training(
         learner=learner,
         replay=replay,
-        prefetcher=Prefetcher(replay, flags.limiter.batch_size, deterministic=train.deterministic),
-        progress=ProgressWriter(store, name, replay),
+        prefetcher=Prefetcher(replay, flags.limiter.batch_size, depth=0 if train.deterministic else 1),
+        progress=ProgressWriter(store, name, lambda: replay.progress(learner.updates)),
         publisher=ParamsPublisher(store, name, flags.publish),
         folder=folder,
         tracker=tracker,

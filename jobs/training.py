@@ -79,16 +79,16 @@ class Training:
             return
         self._learner.restore(*tensors_from_bytes(checkpoint.blobs[LEARNER_BLOB]))
         arrays, values = tensors_from_bytes(checkpoint.blobs[REPLAY_BLOB])
-        restored = self._replay.restore({name: value.numpy() for name, value in arrays.items()}, values)
+        self._replay.restore({name: value.numpy() for name, value in arrays.items()}, values)
         self._last_saved = checkpoint.updates
-        yield f"resumed {self._folder.record['run']} at update {self._learner.updates} from {checkpoint.path}; {restored}"
+        yield f"resumed run {self._folder.record['run']} at update {self._learner.updates} from {checkpoint.path}"
 
     def run(self, stop: StopRequest, status: StatusLine, *, updates: int | None, max_minutes: float | None) -> None:
         """Train until stopped, or until ``updates`` in all, or for ``max_minutes``."""
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._publish()
         self._progress.start()
-        self._prefetcher.start()
+        self._prefetcher.__enter__()
         while not stop:
             if updates is not None and self._learner.updates >= updates:
                 stop.ask(f"{updates} updates")
@@ -101,7 +101,7 @@ class Training:
             self._window.waited(time.monotonic() - started)
             if sample is not None:
                 self._update(sample)
-            self._show(status, waits_for="" if sample is not None else self._replay.waits_for())
+            self._show(status, waits_for="" if sample is not None else self._prefetcher.waits_for())
             self._log(status)
             if time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds:
                 self._save()
@@ -164,7 +164,7 @@ class Training:
             self._folder.write({"mlflow_run_id": self._tracker.run_id()})
 
     def _show(self, status: StatusLine, waits_for: str) -> None:
-        if not status.is_due and not waits_for:
+        if not status.is_due:
             return
         counts = self._replay.metrics()
         status.show(

@@ -56,7 +56,7 @@ class Collector:
 
     Args:
         use_params: takes the bytes of new parameters; None keeps to the policy as it is (``--params FILE``).
-        follower: which learner's record says how far this collector may go; None: as far as it likes.
+        follower: says which learner's record tells how far this collector may go.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Collector:
         rollout: Rollout,
         builder: SequenceBuilder,
         writer: ShardWriter,
-        follower: RunFollower | None,
+        follower: RunFollower,
         use_params: Callable[[bytes], None] | None,
         refresh: RefreshConfig,
         clock: Callable[[], float] = time.monotonic,
@@ -110,8 +110,6 @@ class Collector:
         self._writer.flush()
 
     def _follow(self) -> None:
-        if self._follower is None:
-            return
         now = self._clock()
         if now - self._followed_at >= FOLLOW_SECONDS:
             self._followed_at = now
@@ -120,7 +118,7 @@ class Collector:
         self.waits_for = "" if verdict.allowed else verdict.reason
 
     def _poll_params(self) -> None:
-        run = self._follower.run if self._follower else None
+        run = self._follower.run
         if run is None or self._use_params is None:
             return
         if self._poller is None or self._poller[0] != run:

@@ -1,8 +1,10 @@
 """Names in a dataset, and the terms that its first collector writes.
 
-dataset.json                                                the terms
-collectors/<collector>.json                                 provenance of one collector incarnation
-shards/<collector>/<thousands>/<number>-<sequences>-<env_steps>.arrow
+    dataset.json                                                the terms
+    collectors/<collector>.json                                 provenance of one collector incarnation
+    shards/<collector>/<thousands>/<number>-<sequences>-<env_steps>.arrow
+
+What a dataset holds is derived from listing it: there is no counter file that could disagree.
 """
 
 import json

@@ -1,12 +1,14 @@
 """How many samples may be drawn for each inserted sequence, and how many sequences the collectors may publish.
 
-samples
-  |          / learner waits above       samples + B > samples_per_insert * (inserted - prefill) + band
-  |        / /
-  |      / /   between them both run
-  |    / /
-  |__/_/___ collectors wait below        samples < samples_per_insert * (inserted - prefill) - band
-    prefill          inserted
+    samples
+      |          / learner waits above       samples + B > samples_per_insert * (inserted - prefill) + band
+      |        / /
+      |      / /   between them both run
+      |    / /
+      |__/_/___ collectors wait below        samples < samples_per_insert * (inserted - prefill) - band
+        prefill          inserted
+
+Both sides keep to it from their own processes: the learner before each draw, collectors by ``sequences_allowed``.
 """
 
 import math
@@ -58,8 +60,8 @@ class LimiterConfig:
         """Raise ValueError when a replay of ``capacity`` sequences could never start to draw."""
         if capacity < self.min_sequences:
             raise ValueError(
-                f"capacity is {capacity}; allowed: {self.min_sequences} (min_sequences) or more: the replay would evict "
-                "sequences without ever holding enough to start"
+                f"capacity is {capacity}; allowed: {self.min_sequences} (min_sequences) or more: the replay would "
+                "evict sequences without ever holding enough to start"
             )
 
 
@@ -146,7 +148,7 @@ class RateLimiter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``. Under another ratio than the saved one the distance to it is kept, not the counts."""
+        """Go on from ``state``. Under another ratio than the saved one its distance to the band is kept."""
         self.inserted, self.samples, self.prefill = state["inserted"], state["samples"], state["prefill"]
         self._has_drawn = state["has_drawn"]
         saved, ours = state["samples_per_insert"], self.config.samples_per_insert

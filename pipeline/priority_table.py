@@ -46,7 +46,7 @@ class PriorityTable:
         return self._priority[ids % self._capacity]
 
     def enter(self, ids: np.ndarray, initial: np.ndarray) -> int:
-        """Give new ids, contiguous and the next ones, their initial priorities; whoever was in their slots is forgotten.
+        """Give new ids, contiguous and the next ones, their initial priorities; their slots' last owners are gone.
 
         NaN means none: such an id takes the current maximum. So does one whose priority is none at all (negative,
         infinite); the number of those is returned.

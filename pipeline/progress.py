@@ -1,6 +1,8 @@
 """How far a run is: the record that a replay's owner publishes, and what a collector makes of it.
 
-runs/<run>/progress.json     replaced atomically by the owner, read by everyone else (design.md, ratio control)
+    runs/<run>/progress.json     replaced atomically by the owner, read by everyone else (design.md, ratio control)
+
+Nobody compares clocks: a run is live when a watcher sees its beat change.
 """
 
 import json
@@ -182,8 +184,8 @@ class RunFollower:
     """Decides which run a collector follows, and how far that run lets it go.
 
     With ``follow`` that run, whether it exists yet or not. Without: the only live one, else the only unclosed one, else
-    the only one; of several none is chosen. A run once followed is left only for the only live one. A dataset's only run
-    is followed at once; of several, only watching for 5 s tells which are live.
+    the only one; of several none is chosen. A run once followed is left only for the only live one. A dataset's only
+    run is followed at once; of several, only watching for 5 s tells which are live.
 
     Args:
         when_silent: what to do when a run that has not closed has been silent for 30 s: ``wait`` at its last allowance,

@@ -1,12 +1,12 @@
-"""The replay: follows a dataset, draws batches of it, keeps their priorities and the ratio of samples to insertions.
+"""The replay: draws batches of a growing dataset, takes their priorities back, keeps samples to insertions.
 
-shards ─▶ ShardIndex ─ids─▶ PriorityTable ─▶ draw ─▶ ShardCache ─▶ BatchDecoder ─▶ ReplaySample
-          RateLimiter ───────────▲   ▲                                                  │
-                                     └──────────── (ids, priorities) ◀──────────────────┘
+    shards ─▶ ShardIndex ─ids─▶ PriorityTable ─▶ draw ─▶ ShardCache ─▶ BatchDecoder ─▶ ReplaySample
+              RateLimiter ──────────▲    ▲                                                  │
+                                         └──────────── (ids, priorities) ◀──────────────────┘
+
+``draw``, ``replace``, ``update_priorities`` need no decoder, so a service can offer them to learners elsewhere.
 """
 
-import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -16,24 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.dataset import TERMS_NAME, ShardName, unknown_files
+from pipeline.dataset import ShardName
 from pipeline.decode import BatchDecoder
+from pipeline.holdings import UNUSABLE, Holdings
 from pipeline.limiter import LimiterConfig, RateLimiter
-from pipeline.priority_table import REMOVED, SAMPLERS, PriorityTable, UpdateCounts
+from pipeline.priority_table import SAMPLERS, UpdateCounts
 from pipeline.progress import Progress
-from pipeline.shard_cache import ShardCache
-from pipeline.shard_index import Place, ShardIndex
-from pipeline.shard_reader import Shard, ShardError
-from pipeline.snapshot import SavedPriorities, pack_priorities
+from pipeline.shard_index import Place
+from pipeline.shard_reader import Shard
 from pipeline.store import LocalStore
 from schemas.records import ReplaySample
 from schemas.terms import DatasetTerms
 
-UNKNOWN_FILES_POLLS = 120  # Looking for files that are no shards lists everything, so not in every poll.
-COUNTERS = ("corrupt_rows", "stale_updates", "refused_priorities")  # Kept over restarts.
-UNUSABLE = (ShardError, FileNotFoundError, PermissionError, IsADirectoryError)  # One file's fault, not the machine's.
-
-_log = logging.getLogger(__name__)
+UNKNOWN_FILES_POLLS = 120  # Looking for files that are no shards lists everything: once in this many polls.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +37,7 @@ class ReplayConfig:
 
     Attributes:
         capacity: sequences held; the oldest make room (paper: 1e5).
-        alpha: draws are in proportion to priority^alpha (paper: 0.9, article: 0.5); 0 is uniform.
+        alpha: draws are in proportion to priority^alpha (paper: 0.9, article: 0.5).
         sampler: ``proportional`` or ``uniform``.
         max_open_shards: how many shards stay memory-mapped; None: as many as is sensible on this machine.
     """
@@ -71,10 +66,10 @@ class PollCounts(NamedTuple):
 
 @dataclass(eq=False)
 class Drawn:
-    """A batch before it is decoded: all that a remote learner needs, its pixels still compressed in their shards.
+    """A batch before it is decoded: all that a learner elsewhere needs, its pixels still compressed in their shards.
 
-    ``ids``, ``probabilities``, ``replay_sequences`` as in ``ReplaySample``; ``rows`` are (shard, row), ``places`` the same
-    by name. ``generator_before``: the generator's state as it was before this draw.
+    ``ids``, ``probabilities``, ``replay_sequences`` are those of ``ReplaySample``; ``rows`` are (shard, row),
+    ``places`` the same by name. ``generator_before``: the generator's state before this draw.
     """
 
     ids: np.ndarray
@@ -85,16 +80,12 @@ class Drawn:
     generator_before: dict[str, Any]
 
 
-class _DatasetAway(Exception):
-    """The whole dataset cannot be found, so a missing shard says nothing about that shard."""
-
-
 class Replay:
     """One dataset as a replay. Any number of threads may draw, update and ask; polls take turns.
 
     Shards are immutable and a drawn row keeps its shard mapped, so a batch is whole whatever is admitted, evicted or
-    deleted while it is decoded. Files are never moved or changed: what cannot be used is named once (a warning of this
-    module's logger), counted, and left alone.
+    deleted while it is decoded. Files are never moved or changed: what cannot be used is named once (a warning in the
+    log), counted, and left alone.
 
     Args:
         terms: the dataset's; shards of other terms are refused.
@@ -115,115 +106,79 @@ class Replay:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limiter.refuse_capacity(config.capacity)
-        self._store, self._generator, self._clock = store, generator, clock
-        self._cache = ShardCache(store, terms, config.max_open_shards)
-        self._index = ShardIndex(store, config.capacity)
-        self._table = PriorityTable(config.capacity, config.alpha, config.sampler)
+        self._held = Holdings(
+            store,
+            terms,
+            capacity=config.capacity,
+            alpha=config.alpha,
+            sampler=config.sampler,
+            max_open_shards=config.max_open_shards,
+        )
         self._limiter = RateLimiter(limiter)
+        self._generator, self._clock = generator, clock
         self._decoder = BatchDecoder(terms, threads)
         self._lock, self._poll_lock, self._decode_lock = threading.RLock(), threading.Lock(), threading.Lock()
         self._outstanding: deque[Drawn] = deque()  # Drawn and not consumed yet, oldest first.
         self._restored: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
-        self._saved: SavedPriorities | None = None
-        self._is_indexed = False
         self._polls = 0
-        self._unknown_files: set[str] = set()
         self._waits_for = "the dataset to be indexed"
         self._waiting_since: float | None = None
-        self._counters = dict.fromkeys(COUNTERS, 0)
         self._waiting_seconds = 0.0
-        self._bad_shards = self._missing = 0
 
     def close(self) -> None:
         """End the decoding threads."""
         self._decoder.close()
 
-    # What there is.
+    def observation_buffer(self, batch_size: int) -> np.ndarray:
+        """A new array of the kind that ``sample`` fills."""
+        return self._decoder.observation_buffer(batch_size)
 
     def poll(self, should_stop: Callable[[], bool] = lambda: False) -> PollCounts:
         """Admit what is new in the dataset. Nothing is drawn before a poll has gone through all of it once.
 
         ``should_stop`` is asked before each shard; what is left over is found by the next poll.
         """
+        held = self._held
         with self._poll_lock:
             shards = sequences = 0
-            bad_before = self._bad_shards
-            skipped, chosen = self._index.look()
+            bad_before = held.bad_shards
+            skipped, chosen = held.index.look()
             with self._lock:
-                self._index.skip(skipped)
-            with contextlib.suppress(_DatasetAway):
-                for name in chosen:
-                    if should_stop():
+                held.index.skip(skipped)
+            for name in chosen:
+                if should_stop():
+                    break
+                try:
+                    arrival = held.read(name)
+                except UNUSABLE as error:
+                    if held.is_away():
                         break
-                    admitted = self._admit(name)
-                    shards, sequences = shards + (admitted > 0), sequences + admitted
+                    with self._lock:
+                        held.refuse(name, error)
                 else:
-                    self._finish_indexing()
+                    with self._lock:
+                        self._count_insertions(held.admit(arrival))
+                    shards, sequences = shards + 1, sequences + name.sequences
+            else:
+                if not held.is_indexed and not held.is_away():
+                    with self._lock:
+                        held.finish_indexing()
+                        self._restored = None
             if self._polls % UNKNOWN_FILES_POLLS == 0:
-                self._name_unknown_files()
+                held.name_unknown_files()
             self._polls += 1
-            return PollCounts(shards, sequences, self._bad_shards - bad_before)
+            return PollCounts(shards, sequences, held.bad_shards - bad_before)
 
-    def _admit(self, name: ShardName) -> int:
-        try:
-            arrival = self._index.arrival(name, self._cache.read(name))
-        except UNUSABLE as error:
-            self._raise_if_away(error)
-            with self._lock:
-                self._index.refuse(name)
-                self._count_bad_shard(name, error)
-            return 0
-        with self._lock:
-            ids, evicted = self._index.admit(arrival)
-            self._counters["refused_priorities"] += self._table.enter(ids, arrival.initial_priority)
-            held = self._index.holds(ids)
-            if self._saved is not None:
-                saved = self._saved.take(name.collector, arrival.first_sequence, name.sequences)
-                was_saved = held & ~np.isnan(saved)
-                self._table.restore(ids[was_saved], saved[was_saved])
-            self._remove_corrupt(ids[held & ~arrival.intact])
-            if not self._is_indexed and not self._index.is_known(name):
-                self._limiter.insert_before_start(name.sequences)
-            elif self._is_indexed:
-                self._limiter.insert(name.sequences)
-        for shard in evicted:
-            self._cache.drop(shard)
-        return name.sequences
-
-    def _finish_indexing(self) -> None:
-        if self._is_indexed or self._is_away():
-            return
-        with self._lock:
-            left = self._saved.left(self._index.skips_older) if self._saved is not None else {}
-            self._missing = sum(map(len, left.values()))
-            self._is_indexed, self._saved, self._restored = True, None, None
-        if left:
-            which = "; ".join(f"{name} {numbers[0]} .. {numbers[-1]}" for name, numbers in left.items())
-            _log.warning("%d sequences of the snapshot have gone from the dataset: %s", self._missing, which)
-
-    def _name_unknown_files(self) -> None:
-        new = set(unknown_files(self._store)) - self._unknown_files
-        self._unknown_files |= new
-        for path in sorted(new):
-            _log.warning("%s is no shard: left alone", path)
-
-    def _count_bad_shard(self, name: ShardName, error: Exception) -> None:
-        self._bad_shards += 1
-        _log.warning("%s is skipped: %s", name.path, _reason(error))
-
-    def _is_away(self) -> bool:
-        return self._store.identity(TERMS_NAME) is None
-
-    def _raise_if_away(self, error: Exception) -> None:
-        if isinstance(error, FileNotFoundError) and self._is_away():
-            raise _DatasetAway from error
-
-    # Draws.
+    def _count_insertions(self, sequences: int) -> None:
+        if self._held.is_indexed:
+            self._limiter.insert(sequences)
+        else:
+            self._limiter.insert_before_start(sequences)
 
     def sample(
         self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
     ) -> ReplaySample | None:
-        """Draw and decode a batch; None when it has to wait (``waits_for`` says for what). Never blocks for long.
+        """Draw and decode a batch; None when it has to wait (``waits_for`` says for what). Never waits itself.
 
         Rows that turn out to be corrupt are replaced by other draws, named, counted and not drawn again.
 
@@ -253,15 +208,16 @@ class Replay:
         return None
 
     def draw(self, batch_size: int) -> Drawn | None:
-        """Draw without decoding. The batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
+        """Draw without decoding; the batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
         with self._lock:
             waits_for = self._refusal(batch_size)
             self._note_wait(waits_for)
             if waits_for:
                 return None
-            before = dict(self._generator.bit_generator.state)
-            ids, probabilities = self._table.draw(batch_size, self._generator)
-            drawn = Drawn(ids, probabilities, self._table.drawable, self._index.places(ids.tolist()), [], before)
+            before = self._generator.bit_generator.state
+            ids, probabilities = self._held.table.draw(batch_size, self._generator)
+            places = self._held.index.places(ids.tolist())
+            drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], dict(before))
             self._limiter.count_draw(batch_size)
             self._outstanding.append(drawn)
         return self._open(drawn)
@@ -272,7 +228,7 @@ class Replay:
         The corrupt ones are named, counted and never drawn again. None when nothing is left to draw.
         """
         with self._lock:
-            self._remove_corrupt(drawn.ids[~ok])
+            self._held.remove_corrupt(drawn.ids[~ok])
         return self._open(drawn) if self._draw_again(drawn, ok) else None
 
     def consumed(self) -> None:
@@ -281,15 +237,15 @@ class Replay:
             self._outstanding.popleft()
 
     def waits_for(self) -> str:
-        """What the last refused draw waits for; empty when the last one was served."""
+        """What the last draw, if it was refused, waits for; else empty."""
         return self._waits_for
 
     def _refusal(self, batch_size: int) -> str:
-        if not self._is_indexed:
+        if not self._held.is_indexed:
             return "the dataset to be indexed"
         waits_for = self._limiter.waits_for(batch_size)
-        if not waits_for and not self._table.drawable:
-            return f"sequences: none of the {len(self._index)} that are held can be read"
+        if not waits_for and not self._held.table.drawable:
+            return f"readable sequences: none of the {len(self._held.index)} held can be read"
         return waits_for
 
     def _note_wait(self, waits_for: str) -> None:
@@ -299,13 +255,13 @@ class Replay:
         self._waiting_since = now if waits_for else None
 
     def _open(self, drawn: Drawn) -> Drawn | None:
-        """Find the shards of the drawn rows. A shard that is gone or unreadable by now is given up with all its rows."""
+        """Find the drawn rows' shards. One that is gone or unreadable by now is given up with all its rows."""
         while True:
             shards: dict[ShardName, Shard] = {}
             unusable: dict[ShardName, Exception] = {}
             for name in dict.fromkeys(place.shard for place in drawn.places):
                 try:
-                    shards[name] = self._cache.get(name)
+                    shards[name] = self._held.cache.get(name)
                 except UNUSABLE as error:
                     unusable[name] = error
                 except OSError:
@@ -314,26 +270,26 @@ class Replay:
             if not unusable:
                 drawn.rows = [(shards[place.shard], place.row) for place in drawn.places]
                 return drawn
-            if self._is_away():
+            if self._held.is_away():
                 self._take_back(drawn, "the dataset, which has been moved away")
                 return None
             with self._lock:
                 for name, error in unusable.items():
-                    self._give_up_shard(name, error)
+                    self._held.give_up_shard(name, error)
             if not self._draw_again(drawn, np.array([place.shard in shards for place in drawn.places])):
                 return None
 
     def _draw_again(self, drawn: Drawn, ok: np.ndarray) -> bool:
         """Put other draws in place of those that are not ``ok``; False when there is nothing to draw."""
         with self._lock:
-            if self._table.drawable:
-                where = np.flatnonzero(~ok)
-                drawn.ids[where], drawn.probabilities[where] = self._table.draw(len(where), self._generator)
-                for position, place in zip(where, self._index.places(drawn.ids[where].tolist()), strict=True):
-                    drawn.places[position] = place
-                return True
-            self._take_back(drawn, self._refusal(len(ok)))
-            return False
+            if not self._held.table.drawable:
+                self._take_back(drawn, self._refusal(len(ok)))
+                return False
+            where = np.flatnonzero(~ok)
+            drawn.ids[where], drawn.probabilities[where] = self._held.table.draw(len(where), self._generator)
+            for position, place in zip(where, self._held.index.places(drawn.ids[where].tolist()), strict=True):
+                drawn.places[position] = place
+            return True
 
     def _take_back(self, drawn: Drawn, waits_for: str) -> None:
         with self._lock:
@@ -341,37 +297,15 @@ class Replay:
             self._limiter.take_back_draw(len(drawn.ids))
             self._note_wait(waits_for)
 
-    def _give_up_shard(self, name: ShardName, error: Exception) -> None:
-        ids = self._index.ids_of(name)
-        ids = ids[self._table.values(ids) != REMOVED]
-        if len(ids):  # Else another thread was faster, or it has been evicted.
-            self._table.remove(ids)
-            self._count_bad_shard(name, error)
-
-    def _remove_corrupt(self, ids: np.ndarray) -> None:
-        ids = np.unique(ids[self._index.holds(ids)])
-        ids = ids[self._table.values(ids) != REMOVED]
-        self._table.remove(ids)
-        self._counters["corrupt_rows"] += len(ids)
-        for place in self._index.places(ids.tolist()):
-            name = place.shard
-            _log.warning(
-                "sequence %d of %s is corrupt: %s row %d", place.sequence, name.collector, name.path, place.row
-            )
-
-    # Priorities and state.
-
     def update_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> UpdateCounts:
-        """Give drawn sequences the learner's priorities (``[B]`` both); those of evicted ones are dropped and counted."""
+        """Give drawn sequences the learner's priorities (``[B]`` each); those of evicted ones are dropped."""
         ids, priorities = np.asarray(ids, np.int64), np.asarray(priorities, np.float64)
         if ids.shape != priorities.shape or ids.ndim != 1:
-            raise ValueError(
-                f"ids and priorities are {list(ids.shape)} and {list(priorities.shape)}; allowed: both [B]"
-            )
+            raise ValueError(f"ids are {list(ids.shape)}, priorities {list(priorities.shape)}; allowed: both [B]")
         with self._lock:
-            counts = self._table.update(ids, priorities, self._index.holds(ids))
-            self._counters["stale_updates"] += counts.stale
-            self._counters["refused_priorities"] += counts.refused
+            counts = self._held.table.update(ids, priorities, self._held.index.holds(ids))
+            self._held.counters["stale_updates"] += counts.stale
+            self._held.counters["refused_priorities"] += counts.refused
         return counts
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -380,70 +314,60 @@ class Replay:
         Priorities stand under (collector, sequence number); ids do not outlive this object.
         """
         with self._lock:
-            if self._restored is not None:  # Still looking for what these are about: nothing has happened since.
+            if self._restored is not None:  # Not found again yet: nothing has been drawn since.
                 return self._restored
-            held = np.arange(self._index.oldest_id, self._index.next_id)
-            arrays, collectors = pack_priorities(self._index.runs(), self._table.values(held))
+            arrays, values = self._held.state()
             unconsumed = sum(len(drawn.ids) for drawn in self._outstanding)
-            generator = self._generator.bit_generator.state
-            values = {
-                "run_collectors": collectors,
-                "followed": self._index.state(),
+            generator = self._outstanding[0].generator_before if self._outstanding else None
+            return arrays, values | {
                 "limiter": self._limiter.state(unconsumed),
-                "generator": self._outstanding[0].generator_before if self._outstanding else generator,
-                "counters": dict(self._counters),
+                "generator": generator or self._generator.bit_generator.state,
                 "waiting_seconds": self._waiting_seconds,
             }
-            return arrays, values
 
-    def restore(self, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> None:
-        """Go on from ``state``; before the first poll, which finds the sequences again and gives them their priorities.
+    def restore(self, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> str:
+        """Go on from ``state``; before the first poll, which finds the sequences again. Returns a line for the user.
 
-        Sequences that the state does not know enter with their own and earn no samples; those that have gone from the
-        dataset are named once and counted.
+        Those that the state does not know enter with their own priorities and earn no samples; those that have gone
+        from the dataset are named once and counted.
         """
         assert self._polls == 0, "restore comes before the first poll"
         self._restored = arrays, values
-        self._saved = SavedPriorities(arrays, values["run_collectors"])
-        self._index.restore(values["followed"])
+        self._held.restore(arrays, values)
         self._limiter.restore(values["limiter"])
         self._generator.bit_generator.state = values["generator"]
-        self._counters.update(values["counters"])
         self._waiting_seconds = values["waiting_seconds"]
+        inserted, samples = self._limiter.inserted, self._limiter.samples
+        return f"{len(arrays['priority'])} priorities of {inserted} inserted sequences, {samples} samples"
 
     def progress(self, updates: int) -> Progress:
-        """The record for collectors. What they published but the replay could not take is allowed on top."""
+        """The record for collectors. What they published but the replay could not take in is allowed on top."""
         with self._lock:
-            seen = self._index.seen()
+            seen, allowed = self._held.index.seen(), self._limiter.sequences_allowed
             sequences_seen = sum(seen.values())
-            allowed = self._limiter.sequences_allowed
             return Progress(
                 sequences_seen=sequences_seen,
                 seen=seen,
-                oldest=self._index.oldest(),
+                oldest=self._held.index.oldest(),
                 sequences_allowed=None if allowed is None else allowed + sequences_seen - self._limiter.inserted,
                 samples=self._limiter.samples,
                 updates=updates,
             )
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the run began (``bad_shards``, ``unknown_files`` and ``missing_sequences``: since this start)."""
+        """Sequences held (``size``), counters since the run began; of files and missing sequences: since this start."""
         with self._lock:
             waiting = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             return {
-                "sequences": len(self._index),
-                "inserted_sequences": self._limiter.inserted,
+                "size": len(self._held.index),
+                "inserted": self._limiter.inserted,
                 "samples": self._limiter.samples,
                 "samples_per_insert": self._limiter.samples_per_insert,
-                "open_shards": len(self._cache),
-                "bad_shards": self._bad_shards,
-                "unknown_files": len(self._unknown_files),
-                "missing_sequences": self._missing,
-                "max_priority": self._table.maximum,
+                "open_shards": len(self._held.cache),
+                "bad_shards": self._held.bad_shards,
+                "unknown_files": len(self._held.unknown_files),
+                "missing_sequences": self._held.missing_sequences,
+                "max_priority": self._held.table.maximum,
                 "waiting_seconds": self._waiting_seconds + waiting,
-                **self._counters,
+                **self._held.counters,
             }
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, ShardError) else type(error).__name__

@@ -1,7 +1,7 @@
 """Which sequences are drawn next: ids and their probabilities, never data.
 
-Both samplers keep one weight per id of a ring: ids only grow, id i rests in slot i % capacity, and setting an id that is
-``capacity`` or more above another one forgets that other one.
+Both samplers keep one weight per id of a ring: ids only grow, id i rests in slot i % capacity, and setting an id that
+is ``capacity`` or more above another one forgets that other one.
 """
 
 from typing import NamedTuple, Protocol

@@ -20,8 +20,8 @@ _MAP_COUNT_ELSEWHERE = 65_530  # Linux's default, for systems that do not tell.
 class ShardCache:
     """Opens the shards of one dataset and keeps them open. Any number of threads may ask.
 
-    An open shard costs one memory map and no descriptor. A shard that is dropped while a batch still reads from it stays
-    mapped until that batch is done.
+    An open shard costs one memory map and no descriptor. A shard that is dropped while a batch still reads from it
+    stays mapped until that batch is done.
 
     Args:
         max_open_shards: how many stay open; None: as many as is sensible here.
@@ -82,11 +82,8 @@ class ShardCache:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
-            raise OSError(
-                error.errno,
-                f"cannot open another shard: max_open_shards is {self.max_open_shards}, {_limits()}",
-                name.path,
-            ) from error
+            reason = f"no further shard can be opened: max_open_shards is {self.max_open_shards}, {_limits()}"
+            raise OSError(error.errno, reason, name.path) from error
 
     def _shrink(self, size: int) -> None:
         while len(self._open) > size:

@@ -3,8 +3,8 @@
     ids        oldest_id ............................ next_id      only grow; the newest ``capacity`` are held
     shards     [ first_id, + rows )[ first_id, + rows ) ...        in the order of admission; id - first_id is the row
 
-A sequence costs nothing here, a shard a few hundred bytes: ids of a shard are contiguous, and so are the sequence numbers
-in it, so two numbers per shard say everything.
+A sequence costs nothing here, a shard a few hundred bytes: the ids of a shard are contiguous, and so are the sequence
+numbers in it, so two numbers per shard say everything.
 """
 
 import heapq
@@ -33,11 +33,10 @@ class Arrival(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a sequence lies. ``sequence`` is its collector's number for it."""
+    """Where a sequence lies."""
 
     shard: ShardName
     row: int
-    sequence: int
 
 
 @dataclass
@@ -66,8 +65,8 @@ class _Collector:
 class ShardIndex:
     """Follows the shards of a dataset. ``look`` reads the listing, ``admit``, ``skip`` and ``refuse`` only memory.
 
-    Not thread-safe: the caller holds a lock around everything but ``look`` and ``arrival``, and runs those in one thread
-    at a time.
+    Not thread-safe: the caller holds a lock around everything but ``look`` and ``arrival``, and runs those in one
+    thread at a time.
     """
 
     def __init__(self, store: LocalStore, capacity: int) -> None:
@@ -174,12 +173,16 @@ class ShardIndex:
 
     def places(self, ids: Iterable[int]) -> list[Place]:
         """Where held ids lie."""
-        found = []
-        for i in ids:
-            shard = bisect_right(self._first_ids, i) - 1
-            row = i - self._first_ids[shard]
-            found.append(Place(self._shards[shard], row, self._first_sequences[shard] + row))
-        return found
+        positions = [(i, bisect_right(self._first_ids, i) - 1) for i in ids]
+        return [Place(self._shards[shard], i - self._first_ids[shard]) for i, shard in positions]
+
+    def identities(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """(collector, sequence number) of held ids, which outlive the ids."""
+        positions = [(i, bisect_right(self._first_ids, i) - 1) for i in ids]
+        return [
+            (self._shards[shard].collector, self._first_sequences[shard] + i - self._first_ids[shard])
+            for i, shard in positions
+        ]
 
     def ids_of(self, name: ShardName) -> np.ndarray:
         """Held ids of a shard's rows; empty when it has been evicted."""

@@ -195,8 +195,8 @@ class MLflowTracker:
         import mlflow
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(tracking_uri=self._config.uri)
         with _only_one_process(self._config.uri):
+            client = MlflowClient(tracking_uri=self._config.uri)  # Makes the tables of an empty database.
             found = client.get_experiment_by_name(self._config.experiment)
             try:
                 experiment = found.experiment_id if found else client.create_experiment(self._config.experiment)
@@ -293,6 +293,7 @@ def _only_one_process(uri: str) -> Iterator[None]:
 def _quiet_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -9,9 +9,10 @@ weights. Source: Kapturowski et al. 2019, section 3.
 import torch
 from torch import Tensor
 
-from r2d2.burn_in import burn_in
+from r2d2.burn_in import burn_in, choose
 from r2d2.networks import R2D2Network, State, zero_state
 from r2d2.tensors import WindowTensors
+from r2d2.training_pass import encode_rows
 
 STRATEGIES = ("zero", "burn_in", "stored", "both")
 
@@ -53,18 +54,18 @@ def strategy_discrepancies(network: R2D2Network, window: WindowTensors) -> dict[
     """The dQ at the first and the last trained row for each of ``STRATEGIES``, as ``window_discrepancies`` gives them.
 
     ``zero`` starts the unroll from zeros, ``stored`` from the state stored there, both without burn-in; ``burn_in``
-    starts the burn-in from zeros, ``both`` from the state stored before it. A sequence that begins an episode within
-    its burn-in still begins there, from zeros.
+    starts the burn-in from zeros, ``both`` from the state stored before it, where there is one. A sequence that begins
+    an episode within its burn-in still begins there, from zeros.
     """
     first, stop = window.geometry.burn_in, window.geometry.burn_in + window.geometry.unroll
     with torch.no_grad():
-        features = network.encode(window.stack(0, stop)).transpose(0, 1)
+        features = encode_rows(network, window, 0, stop)
         zeros = zero_state(network.spec.core, features.shape[1], features.device)
         starts = {
             "zero": zeros,
             "burn_in": burn_in(network, features[:first], window, zeros),
             "stored": window.unroll_core,
-            "both": burn_in(network, features[:first], window, window.core),
+            "both": burn_in(network, features[:first], window, choose(window.core_known, window.core, zeros)),
         }
         found = {}
         for strategy in STRATEGIES:

@@ -14,14 +14,16 @@ from r2d2.config import LearnerConfig, NetworkSpec
 from r2d2.diagnostics import strategy_discrepancies, window_discrepancies
 from r2d2.initializer import StateInitializer
 from r2d2.losses import row_weights
+from r2d2.metrics import crop_metrics, discrepancy_metrics, origin_metrics, own_lineage, value_metrics
 from r2d2.networks import State, build_network, empty_network, zero_state
 from r2d2.priorities import importance_weights, sequence_priorities
 from r2d2.serialize import Parameters, load_tensors
 from r2d2.tensors import WindowTensors, core_fits, window_tensors
-from r2d2.training_pass import TrainingPass, training_pass
+from r2d2.training_pass import autocast, training_pass
 from schemas.geometry import SequenceGeometry
 from schemas.records import ReplaySample, SequenceBatch
 from schemas.shard import LINEAGE_BYTES
+from schemas.specs import LIFE_LOSS_MODES
 
 MUST_BE_FINITE = ("loss", "gradient_norm", "initializer_loss", "initializer_gradient_norm")
 
@@ -46,7 +48,7 @@ class Learner:
     """Online network, target network and optimiser; what ``step`` does follows from its state and the sample alone.
 
     Attributes:
-        network: the online network; publish it with ``updates`` as its version and ``lineage``.
+        network: the online network; publish it with ``version`` and ``lineage``.
         updates: updates done, those before a resume included; a skipped one does not count.
         lineage: 16 bytes born with the random initialisation; core states of another lineage mean nothing here.
         initializer: the State Initializer, or None.
@@ -75,12 +77,15 @@ class Learner:
         seed: int = 0,
         lineage: bytes | None = None,
     ) -> None:
+        if life_loss not in LIFE_LOSS_MODES:
+            raise ValueError(f"life_loss is {life_loss!r}; allowed: {', '.join(LIFE_LOSS_MODES)}")
         geometry.refuse_larger(stored)
         config.refuse_impossible(spec, geometry)
         self.spec, self.config, self.geometry, self.stored = spec, config, geometry, stored
         self.life_loss, self.device = life_loss, torch.device(device)
         self.lineage = secrets.token_bytes(LINEAGE_BYTES) if lineage is None else lineage
         self.updates = 0
+        self._first_version = 0
         generator = torch.Generator().manual_seed(seed)
         self.network = build_network(spec, generator).to(self.device)
         self.target = empty_network(spec).to(self.device).requires_grad_(False)
@@ -136,16 +141,19 @@ class Learner:
         start = self.start_state(window, usable_here)
         trained = training_pass(self.network, self.target, window, start=start, shares=shares, config=self.config)
         measured |= self._clip_gradients()
-        measured |= self._value_metrics(trained, mask)
+        measured |= value_metrics(trained, mask)
         priorities = sequence_priorities(trained.errors, mask, self.config.eta)
-        dq = window_discrepancies(self.network, window, trained.q, trained.first_features, trained.last_features)
+        with autocast(self.config, self.device):
+            dq = window_discrepancies(self.network, window, trained.q, trained.first_features, trained.last_features)
 
         # One transfer, which is also where the host waits for the device.
         scalars = torch.stack([value.float() for value in measured.values()])
         on_host = torch.cat([scalars, priorities, *dq]).double().cpu().numpy()
         scalars, priorities, dq_first, dq_last = np.split(on_host, np.cumsum([len(scalars), len(usable), len(usable)]))
         metrics = dict(zip(measured, scalars.tolist(), strict=True))
-        metrics |= self._state_metrics(sample.batch, usable, dq_first, dq_last[usable[window.probes.cpu()]])
+        metrics |= origin_metrics(sample.batch, self.lineage, self.version)
+        metrics |= discrepancy_metrics(dq_first[usable], dq_last[usable[window.probes.cpu()]])
+        metrics |= crop_metrics(sample.batch, self.geometry, self.stored)
         updated = all(np.isfinite(value) for name, value in metrics.items() if name in MUST_BE_FINITE)
         if updated:
             self._optimizer.step()
@@ -158,8 +166,7 @@ class Learner:
         """Whose stored states mean something to this network, or are to be trusted regardless: bool ``[B]``."""
         if not core_fits(batch, self.spec.core):
             return np.zeros(len(batch), np.bool_)
-        own = (batch.lineage == np.frombuffer(self.lineage, np.uint8)).all(1)
-        return own | self.config.trust_stored_state
+        return own_lineage(batch, self.lineage) | self.config.trust_stored_state
 
     def start_state(self, window: WindowTensors, usable: Tensor) -> State:
         """The state before each sequence's first valid row, as ``config.initial_state`` wants it.
@@ -190,7 +197,7 @@ class Learner:
         return found
 
     def start_from(self, parameters: Parameters) -> None:
-        """Take over a trained network and its lineage; updates, optimiser and initializer stay as they are.
+        """Take over a trained network, its lineage and its version; the rest stays as it is.
 
         Raises:
             ValueError: a network of another description; nothing is changed.
@@ -200,6 +207,7 @@ class Learner:
         load_tensors(self.network, parameters.tensors, "parameters")
         self._copy_target()
         self.lineage = parameters.lineage
+        self._first_version = parameters.version - self.updates
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a resume needs, as named tensors (views, not copies) and JSON values.
@@ -210,7 +218,8 @@ class Learner:
         tensors |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
         for name, value in self._trained.items():
             tensors |= {f"adam.{key}.{name}": moment for key, moment in self._optimizer.state.get(value, {}).items()}
-        return tensors, {"spec": self.spec.to_json(), "lineage": self.lineage.hex(), "updates": self.updates}
+        values = {"spec": self.spec.to_json(), "lineage": self.lineage.hex()}
+        return tensors, {**values, "updates": self.updates, "version": self.version}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue exactly where ``state`` was taken.
@@ -218,6 +227,9 @@ class Learner:
         Raises:
             ValueError: naming what is missing or does not fit; the learner must then not be used.
         """
+        missing = {"spec", "lineage", "updates", "version"} - values.keys()
+        if missing:
+            raise ValueError(f"the saved state of a learner has no {', '.join(sorted(missing))}")
         spec = NetworkSpec.from_json(values["spec"])
         if spec != self.spec:
             raise ValueError(f"the network of the saved state is {spec}; allowed: {self.spec}")
@@ -227,6 +239,12 @@ class Learner:
         self._restore_moments(_under("adam", tensors))
         self.lineage = bytes.fromhex(values["lineage"])
         self.updates = values["updates"]
+        self._first_version = values["version"] - self.updates
+
+    @property
+    def version(self) -> int:
+        """Of the online network within its lineage: ``updates``, counted on from the parameters it started from."""
+        return self._first_version + self.updates
 
     @property
     def initializer_share(self) -> float:
@@ -259,34 +277,6 @@ class Learner:
         own_norm = torch.nn.utils.clip_grad_norm_(self.initializer.parameters(), self.config.clip_norm)
         return {"gradient_norm": norm, "initializer_gradient_norm": own_norm}
 
-    def _value_metrics(self, trained: TrainingPass, mask: Tensor) -> dict[str, Tensor]:
-        """Over the valid rows, in h-space."""
-        steps = mask.sum()
-        greedy = trained.q.float().amax(-1)
-        return {
-            "loss": trained.loss,
-            "q_greedy_mean": torch.where(mask, greedy, 0.0).sum() / steps,
-            "q_greedy_max": torch.where(mask, greedy, -torch.inf).max(),
-            "td_error_abs_mean": trained.errors.abs().sum() / steps,
-            "trained_steps": steps,
-        }
-
-    def _state_metrics(
-        self, batch: SequenceBatch, usable: np.ndarray, dq_first: np.ndarray, dq_last: np.ndarray
-    ) -> dict[str, float]:
-        own = (batch.lineage == np.frombuffer(self.lineage, np.uint8)).all(1)
-        metrics = {"foreign_state_share": float(1 - own.mean())}
-        if own.any():
-            metrics["parameter_lag_updates"] = float((self.updates - batch.version_last[own]).mean())
-        if usable.any():
-            metrics["dq_first"] = float(dq_first[usable].mean())
-        if len(dq_last):
-            metrics["dq_last"] = float(dq_last.mean())
-        if self.geometry.unroll < self.stored.unroll:
-            owned = self.stored.owned_steps(batch.first_valid, batch.num_steps, batch.ends)
-            metrics["untrained_step_share"] = float((owned - self.geometry.unroll).clip(0).sum() / owned.sum())
-        return metrics
-
     def _copy_target(self) -> None:
         self.target.load_state_dict(self.network.state_dict())
 
@@ -301,7 +291,9 @@ class Learner:
                 wanted = () if key == "step" else value.shape
                 if moment is None or moment.shape != wanted:
                     raise ValueError(f"adam: {key} of {name} is missing or not of shape {tuple(wanted)}")
-                state[key] = moment.clone().to(value.device)
+                # In the parameter's own memory order, which the fused optimiser takes for granted.
+                like = value if key != "step" else torch.zeros((), device=value.device)
+                state[key] = torch.empty_like(like, requires_grad=False).copy_(moment)
 
     def _notices(self) -> Iterator[str]:
         used, stored = self.geometry, self.stored

@@ -36,7 +36,14 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceGeometry:
-    """Lengths of a stored window, in agent steps. ``frame_stack`` counts single frames per network input.
+    """Lengths of a stored window, in agent steps.
+
+    Attributes:
+        burn_in: L, steps before the trained ones that only bring up the core state (paper: 40, article: 0).
+        unroll: T, trained steps (paper, article: 80).
+        bootstrap: n, horizon of the n-step targets and steps stored behind the trained ones (paper: 5, article: 3).
+        stride: steps between the starts of neighbouring sequences, a divisor of unroll (paper: 40, article: 80).
+        frame_stack: K, single frames per network input (paper: 4).
 
     Raises:
         ValueError: naming the field, its value and what is allowed.

@@ -49,7 +49,12 @@ class DatasetTerms:
             raise ValueError(f"dataset.json is not the terms of a dataset: {error!r}") from error
 
     def differences(self, other: "DatasetTerms") -> list[str]:
-        """One line for each field that differs, as ``identity.sticky: 0.0 here, 0.25 there``; empty when equal."""
+        """One line for each field that differs, as ``identity.sticky: 0.0 here, 0.25 there``; empty when equal.
+
+        Of two datasets of different environments that alone is said: everything else differs in consequence.
+        """
+        if self.env.env_id != other.env.env_id:
+            return [f"identity.env_id: {self.env.env_id} here, {other.env.env_id} there"]
         ours, theirs = json.loads(self.to_bytes()), json.loads(other.to_bytes())
         return list(_differences("", ours, theirs))
 

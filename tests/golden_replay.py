@@ -26,7 +26,7 @@ from r2d2.networks import R2D2Network, build_network, state_from_rows
 from r2d2.policy import RecurrentPolicy
 from r2d2.priorities import initial_priorities
 from r2d2.tensors import window_tensors
-from schemas.geometry import SequenceGeometry
+from schemas.geometry import CONTINUES, CUT, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.records import ReplaySample, SequenceBatch
 from schemas.specs import CoreSpec
 from schemas.terms import DatasetTerms
@@ -37,9 +37,10 @@ SMALL_MAPS = ((4, 8, 8), (8, 3, 2))
 
 @dataclass
 class Acted:
-    """What the policy really said and did: ``q[(collector, episode)]`` is a list over the episode's steps."""
+    """What really happened: per (collector, episode) the policy's Q-values over its steps, and how it ended."""
 
     q: dict[tuple[str, int], list[np.ndarray]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,16 @@ def collect_golden(
                 if step.first[lane]:
                     open_episode[lane] = episodes
                     acted.q[name, episodes] = []
+                    acted.ends[name, episodes] = CUT
                     episodes += 1
-                acted.q[name, open_episode[lane]].append(step.act.q_values[lane])
+                episode = name, open_episode[lane]
+                acted.q[episode].append(step.act.q_values[lane])
+                if step.terminated[lane]:
+                    acted.ends[episode] = TERMINATED
+                elif step.life_lost[lane] and environment.life_loss == "reset":
+                    acted.ends[episode] = LIFE_LOST
+                elif step.truncated[lane]:
+                    acted.ends[episode] = TRUNCATED
             for sequence in builder.record(step):
                 writer.add(sequence)
                 writer.maybe_flush()
@@ -236,6 +245,18 @@ def check_coverage(golden: Golden) -> None:
     assert owned.sum() == sum(len(steps) for steps in golden.acted.q.values())
 
 
+def check_ends(golden: Golden) -> None:
+    """A window that holds its episode's end says how it ended; the others say that it continues."""
+    geometry = golden.terms.geometry
+    for b, row in enumerate(golden.rows):
+        episode = row.collector, row.episode
+        past_last_row = row.start + geometry.unroll + geometry.bootstrap
+        steps, ends = len(golden.acted.q[episode]), golden.acted.ends[episode]
+        # A window that was just full when the collector stopped had been written before anything was cut.
+        holds_end = steps < past_last_row or (steps == past_last_row and ends != CUT)
+        assert golden.batch.ends[b] == (ends if holds_end else CONTINUES), row
+
+
 def check_priorities(golden: Golden) -> None:
     """The actor's initial priorities are what the learner finds with the same weights as online and target network."""
     learner = Learner(
@@ -265,4 +286,5 @@ def check_all(golden: Golden) -> None:
     check_q_at_every_valid_row(golden)
     check_learner_q(golden, golden.terms.geometry, golden.terms.env.life_loss)
     check_coverage(golden)
+    check_ends(golden)
     check_priorities(golden)

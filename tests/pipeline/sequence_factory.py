@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.dataset import ShardName, agree_on_terms, shards_after, write_provenance
 from pipeline.shard_writer import ShardWriter, WriterConfig
-from pipeline.store import LocalStore
+from pipeline.store import LocalStore, open_store
 from schemas.geometry import CONTINUES, CUT, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.records import Sequence, SequenceBatch
 from schemas.shard import NO_ACTION, PROBE_EVERY
@@ -168,8 +168,9 @@ def make_sequences(terms: DatasetTerms, number: int, **stream: Any) -> list[Sequ
 
 
 def q_spread(batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:
-    """A stand-in for the real initial priorities: deterministic, positive, different for every sequence."""
-    return (np.nanmax(q_values, axis=(1, 2)) - np.nanmin(q_values, axis=(1, 2))).astype(np.float32)
+    """A stand-in for the real initial priorities: deterministic, different for every sequence, NaN without a network."""
+    known = [values[~np.isnan(values)] for values in q_values]
+    return np.array([values.std() if values.size else np.nan for values in known], np.float32)
 
 
 def make_writer(store: LocalStore, terms: DatasetTerms, collector: str = "c0", **settings: Any) -> ShardWriter:
@@ -194,7 +195,7 @@ def write_shards(
 
 
 def make_dataset(root: Any, terms: DatasetTerms, number: int, *, per_shard: int = 8, **stream: Any) -> LocalStore:
-    """A store in ``root`` that holds ``number`` sequences of one collector."""
-    store = LocalStore(root)
+    """A store in ``root``, made if need be, that holds ``number`` sequences of one collector."""
+    store = open_store(str(root), create=True)
     write_shards(store, terms, make_sequences(terms, number, **stream), per_shard=per_shard)
     return store

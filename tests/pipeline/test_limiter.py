@@ -43,7 +43,9 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(settings, reason)
         limiter(**settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"band": 6.0}, {"samples_per_insert": None, "band": 0.0}, {"min_sequences": 1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"band": 6.0}, {"samples_per_insert": None, "band": 0.0}, {"min_sequences": 1}]
+)
 def test_settings_that_can_work_are_taken(settings):
     limiter(**settings)
 
@@ -83,7 +85,7 @@ def test_the_counts_by_hand():
     seed=st.integers(0, 99),
 )
 @settings(max_examples=150, deadline=None)
-def test_neither_side_waits_for_ever_and_the_ratio_is_kept(batch_size, ratio, slack, min_sequences, flush, seed):
+def test_neither_side_waits_for_ever_and_the_ratio_is_kept(*, batch_size, ratio, slack, min_sequences, flush, seed):
     """Learner and collectors take turns as chance has it; the collectors publish whole shards of ``flush``."""
     band = max(batch_size + ratio + slack, 2 * batch_size)
     limit = limiter(batch_size=batch_size, min_sequences=min_sequences, samples_per_insert=ratio, band=band)

@@ -1,0 +1,118 @@
+"""``make demo``: both jobs at once on a real game for three minutes, then the doctor, and what came of it.
+
+Everything lies below ``.demo`` in the current folder; a second demo makes a second dataset there.
+"""
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from jobs.command_line import parse, refusing
+from jobs.doctor import show
+from pipeline.store import LocalStore
+from pipeline.verify import verify_dataset
+
+FOLDER = Path(".demo")
+LEAST_DISTINCT_PRIORITIES = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoFlags:
+    """Flags of demo.py.
+
+    Attributes:
+        env: gymnasium id to play.
+        minutes: how long the two jobs run.
+    """
+
+    env: str = "ALE/Pong-v5"
+    minutes: float = 3.0
+
+
+def main(argv: Sequence[str]) -> int:
+    with refusing():
+        flags = parse(DemoFlags, argv, DemoFlags(), "demo.py")
+    FOLDER.mkdir(exist_ok=True)
+    name = next(f"demo-{n}" for n in count(1) if not (FOLDER / f"demo-{n}").exists())
+    tracking = f"sqlite:///{FOLDER.absolute()}/mlflow.db"
+    common = ["--dataset", name, "--max-minutes", str(flags.minutes), "--tracking-uri", tracking]
+    jobs = {
+        "collect": Job("collect.py", [*common, "--env", flags.env]),
+        "learn": Job("learn.py", [*common, "--checkpoint-seconds", "60"]),
+    }
+    try:
+        statuses = [job.wait() for job in jobs.values()]
+    finally:
+        for job in jobs.values():
+            job.end()
+    print()
+    if any(statuses):
+        print(f"demo failed: exit statuses {statuses}")
+        return 1
+    return _report(LocalStore(FOLDER / name), jobs, tracking)
+
+
+class Job:
+    """One of the two processes; its output is passed on line by line, and kept."""
+
+    def __init__(self, script: str, arguments: list[str]) -> None:
+        command = [sys.executable, "-u", str(Path(__file__).parent.absolute() / script), *arguments]
+        print(f"$ python jobs/{script} {' '.join(arguments)}", flush=True)
+        self._process = subprocess.Popen(
+            command, cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._pass_on, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> int:
+        status = self._process.wait()
+        self._reader.join(5)
+        return status
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(15)
+
+    def find(self, pattern: str) -> str:
+        """The last match of a one-group pattern in what the job said, or ``?``."""
+        found = re.findall(pattern, "\n".join(self.said))
+        return found[-1] if found else "?"
+
+    def _pass_on(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self.said.append(line.rstrip())
+            print(line, end="", flush=True)
+
+
+def _report(store: LocalStore, jobs: dict[str, Job], tracking: str) -> int:
+    report = verify_dataset(store)
+    show(report)
+    collect, learn = jobs["collect"], jobs["learn"]
+    versions = collect.find(r"(\d+) parameter versions")
+    print(f"updates                     {learn.find(r'(\d+) updates')}")
+    print(f"parameter versions used     {versions}")
+    print(f"samples per insert          {learn.find(r'([0-9.e+-]+) samples per insert')}")
+    print(f"checksum errors             {report.corrupt_rows}")
+    print(f"MLflow runs                 collect {collect.find(r'MLflow run (\w+)')}, learn {learn.find(r'MLflow run (\w+)')}")
+    print(f"to see them                 {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {tracking}")
+    faults = list(report.faults)
+    if not versions.isdigit() or int(versions) < 2:
+        faults.append(f"the collector used {versions} parameter versions; it must take up new ones")
+    if report.distinct_priority_share < LEAST_DISTINCT_PRIORITIES:
+        faults.append(f"only {report.distinct_priority_share:.0%} of the initial priorities are distinct")
+    for fault in faults:
+        print(f"fault: {fault}")
+    print("demo: failed" if faults else "demo: all is well")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,79 @@
+"""Read every shard of a dataset and name what is wrong with it. Changes nothing; exit status 1 on a fault.
+
+    python jobs/doctor.py --dataset data/pong
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.command_line import parse, refuse, refusing
+from jobs.console import show_warnings
+from jobs.flags import default_threads
+from pipeline.dataset import read_terms
+from pipeline.store import open_store
+from pipeline.verify import DatasetReport, verify_dataset
+from schemas.shard import NO_LINEAGE
+
+FAULTS_SHOWN = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    """Flags of doctor.py.
+
+    Attributes:
+        dataset: folder of the dataset to examine.
+        threads: decoding threads.
+    """
+
+    dataset: str = "data/pong"
+    threads: int = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    show_warnings()
+    with refusing(OSError):
+        flags = parse(DoctorFlags, argv, DoctorFlags(threads=default_threads(for_learner=True)), "doctor.py")
+        store = open_store(flags.dataset)
+        if read_terms(store) is None:
+            refuse(f"dataset is {flags.dataset!r}; allowed: a folder with a dataset.json")
+        report = verify_dataset(store, threads=flags.threads)
+    show(report)
+    return 1 if report.faults else 0
+
+
+def show(report: DatasetReport) -> None:
+    """The report as a table, then one line per fault."""
+    episodes = ", ".join(f"{count} {how}" for how, count in sorted(report.episodes.items()) if count)
+    versions = sorted(report.versions - {-1})
+    rows = {
+        "collectors": f"{report.collectors}",
+        "shards": f"{report.shards:,} ({report.bytes / 1e6:,.1f} MB)",
+        "sequences": f"{report.sequences:,}",
+        "env steps": f"{report.env_steps:,}",
+        "episodes": episodes or "none has ended",
+        "parameter versions": f"{len(versions)}" + (f" ({versions[0]} to {versions[-1]})" if versions else ""),
+        "networks": f"{len(report.lineages - {NO_LINEAGE.hex()})}",
+        "acted by a network": f"{report.network_sequences:,} sequences",
+        "distinct initial priorities": f"{report.distinct_priorities:,} of those",
+        "checksum errors": f"{report.corrupt_rows}",
+        "bad files": f"{len(report.bad_files)}",
+        "duplicates, missing": f"{report.duplicates}, {report.missing_sequences}",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+    for fault in report.faults[:FAULTS_SHOWN]:
+        print(f"fault: {fault}")
+    if len(report.faults) > FAULTS_SHOWN:
+        print(f"... and {len(report.faults) - FAULTS_SHOWN} more")
+    print(f"{len(report.faults)} faults")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

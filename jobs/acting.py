@@ -9,7 +9,7 @@ from r2d2.config import LearnerConfig
 from r2d2.exploration import epsilon_ladder
 from r2d2.policy import RecurrentPolicy
 from r2d2.priorities import initial_priorities
-from r2d2.serialize import network_of, params_from_bytes
+from r2d2.serialize import Parameters, network_of, params_from_bytes
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
@@ -45,7 +45,7 @@ class ActingPolicy:
     def waits_for(self) -> str:
         return "a learner's parameters, acts at random meanwhile"
 
-    def use(self, data: bytes) -> None:
+    def use_published(self, data: bytes) -> None:
         """Act with these parameters from now on. Damaged bytes are named and left; the ones in use stay.
 
         Raises:
@@ -56,6 +56,17 @@ class ActingPolicy:
         except ValueError as error:
             warn(f"parameters are not used: {error}")
             return
+        self._use(params)
+
+    def use_file(self, path: Path) -> None:
+        """Act with the parameters in a file from now on. Raises ValueError when they cannot be used."""
+        try:
+            params = params_from_bytes(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"params is {str(path)!r}; allowed: what a learner has published ({error})") from error
+        self._use(params)
+
+    def _use(self, params: Parameters) -> None:
         spec, env = params.spec, self.terms.env
         fits = {
             "actions": (spec.num_actions, env.num_actions),
@@ -64,7 +75,7 @@ class ActingPolicy:
         }
         for name, (theirs, ours) in fits.items():
             if theirs != ours:
-                raise ValueError(f"{name} of the network is {theirs}; allowed: {ours}, which {env.env_id} here has")
+                raise ValueError(f"{name} of the network is {theirs}; allowed: {ours}, as {env.env_id} has here")
         if spec.frame_stack > self.terms.geometry.frame_stack:
             raise ValueError(
                 f"frame_stack of the network is {spec.frame_stack}; allowed: at most "
@@ -72,15 +83,6 @@ class ActingPolicy:
             )
         self.policy.set_network(network_of(params), params.version, params.lineage)
         self.version = params.version
-
-    def use_file(self, path: Path) -> None:
-        """Act with the parameters in a file from now on. Raises ValueError when they cannot be used."""
-        try:
-            self.use(path.read_bytes())
-        except OSError as error:
-            raise ValueError(f"params is {str(path)!r}; allowed: a readable file ({error})") from error
-        if not self.has_network:
-            raise ValueError(f"params is {str(path)!r}; allowed: a params.safetensors that a learner has published")
 
     def initial_priorities(self, batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:
         """For a ``ShardWriter``: float32 ``[B]``, NaN where no network acted."""

@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
         builder=SequenceBuilder(terms, collector_id, act.envs),
         writer=writer,
         follower=follower,
-        use_params=None if act.params else policy.use,
+        use_params=None if act.params else policy.use_published,
         refresh=flags.refresh,
     )
     name = flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}"

@@ -87,6 +87,9 @@ class LearnFlags:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
+    def __post_init__(self) -> None:
+        self.limiter.refuse_capacity(self.replay.capacity)
+
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "LearnFlags":
         network = preset.network.with_core(terms.core) if terms else preset.network
@@ -172,7 +175,7 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
     training = Training(
         learner=learner,
         replay=replay,
-        prefetcher=Prefetcher(replay, flags.limiter.batch_size, depth=0 if train.deterministic else 1),
+        prefetcher=Prefetcher(replay, flags.limiter.batch_size, deterministic=train.deterministic),
         progress=ProgressWriter(store, name, lambda: replay.progress(learner.updates)),
         publisher=ParamsPublisher(store, name, flags.publish),
         folder=folder,

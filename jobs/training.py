@@ -79,16 +79,17 @@ class Training:
             return
         self._learner.restore(*tensors_from_bytes(checkpoint.blobs[LEARNER_BLOB]))
         arrays, values = tensors_from_bytes(checkpoint.blobs[REPLAY_BLOB])
-        self._replay.restore({name: value.numpy() for name, value in arrays.items()}, values)
+        restored = self._replay.restore({name: value.numpy() for name, value in arrays.items()}, values)
         self._last_saved = checkpoint.updates
         yield f"resumed run {self._folder.record['run']} at update {self._learner.updates} from {checkpoint.path}"
+        yield restored
 
     def run(self, stop: StopRequest, status: StatusLine, *, updates: int | None, max_minutes: float | None) -> None:
         """Train until stopped, or until ``updates`` in all, or for ``max_minutes``."""
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._publish()
         self._progress.start()
-        self._prefetcher.__enter__()
+        self._prefetcher.start()
         while not stop:
             if updates is not None and self._learner.updates >= updates:
                 stop.ask(f"{updates} updates")

@@ -57,7 +57,7 @@ class BatchDecoder:
         Raises:
             ValueError: a shard of other terms, or a buffer of another shape or kind.
         """
-        return self.decode_rows([shard.row(row) for shard, row in draws], observation_out)
+        return self.decode_rows([shard.row(int(row)) for shard, row in draws], observation_out)
 
     def decode_rows(
         self, rows: Many[EncodedRow], observation_out: np.ndarray | None = None

@@ -76,7 +76,8 @@ class Holdings:
             saved = self._saved.take(name.collector, arrival.first_sequence, name.sequences)
             was_saved = held & ~np.isnan(saved)
             self.table.restore(ids[was_saved], saved[was_saved])
-        self.remove_corrupt(ids[held & ~arrival.intact])
+        if not arrival.intact.all():
+            self.remove_corrupt(ids[held & ~arrival.intact])
         return 0 if is_known else name.sequences
 
     def refuse(self, name: ShardName, error: Exception) -> None:

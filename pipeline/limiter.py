@@ -92,7 +92,7 @@ class RateLimiter:
             self.prefill += sequences
 
     def waits_for(self, batch_size: int) -> str:
-        """Empty when a batch may be drawn now, else one line that says what is missing.
+        """Empty when a batch may be drawn now, else what is missing, in words.
 
         Raises:
             ValueError: a batch too large for the band, which could wait for ever.
@@ -102,7 +102,7 @@ class RateLimiter:
             raise ValueError(f"batch_size is {batch_size}; allowed: at most {config.batch_size}, as configured")
         if not self._has_drawn:
             if self.inserted < config.min_sequences:
-                return f"waits for sequences: {self.inserted} of {config.min_sequences}"
+                return f"sequences to start with: {self.inserted} of {config.min_sequences} are there"
             return ""
         ratio = config.samples_per_insert
         if ratio is None:
@@ -110,7 +110,7 @@ class RateLimiter:
         missing_samples = self.samples + batch_size - (ratio * (self.inserted - self.prefill) + config.band_samples)
         if missing_samples <= 0:
             return ""
-        return f"waits for {math.ceil(missing_samples / ratio)} new sequences ({ratio:g} samples for each)"
+        return f"{math.ceil(missing_samples / ratio)} new sequences ({ratio:g} samples for each)"
 
     def count_draw(self, batch_size: int) -> None:
         """Count a batch that ``waits_for`` let pass."""

@@ -35,7 +35,7 @@ class ShardCache:
         if max_open_shards is not None and not 1 <= max_open_shards <= allowed:
             raise ValueError(f"max_open_shards is {max_open_shards}; allowed: 1 to {allowed} ({_limits()})")
         self.max_open_shards = max_open_shards or min(DEFAULT_OPEN_SHARDS, allowed)
-        self._store, self._terms = store, terms
+        self._store, self._terms, self._layout = store, terms, row_layout(terms)
         self._open: OrderedDict[ShardName, Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class ShardCache:
     def read(self, name: ShardName) -> Shard:
         """Like ``get``, but the shard is not kept."""
         shard = open_shard(self._store.map_path(name.path), name)
-        if shard.layout is not row_layout(self._terms):
+        if shard.layout is not self._layout:
             raise ShardError("other terms than the dataset's: " + "; ".join(self._terms.differences(shard.terms)))
         return shard
 

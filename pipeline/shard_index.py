@@ -79,6 +79,7 @@ class ShardIndex:
         self._first_ids: list[int] = []
         self._first_sequences: list[int] = []
         self._collectors: dict[str, _Collector] = {}
+        self._oldest: dict[str, int] | None = None
         self._quiet_turn = 0
 
     @property
@@ -118,7 +119,8 @@ class ShardIndex:
             ShardError: its sequences were admitted before, or their numbers are no contiguous run.
         """
         collector = self._collectors[name.collector]
-        firsts = shard.columns["sequence"].astype(np.int64) - np.arange(shard.num_rows)
+        columns = shard.columns
+        firsts = columns["sequence"].astype(np.int64) - np.arange(shard.num_rows)
         intact = np.ones(shard.num_rows, bool)
         first = collector.next_sequence
         if (firsts != first).any():
@@ -129,11 +131,12 @@ class ShardIndex:
                 raise ShardError("its sequence numbers are not contiguous")
             if first < collector.next_sequence:
                 raise ShardError(f"repeats sequences of {name.collector}: begins with number {first}")
-        return Arrival(name, first, shard.columns["initial_priority"].astype(np.float32), intact)
+        return Arrival(name, first, columns["initial_priority"].astype(np.float32), intact)
 
     def admit(self, arrival: Arrival) -> tuple[np.ndarray, list[ShardName]]:
         """Give the arrival's rows the next ids. Returns these and the shards whose last row was evicted for them."""
         name, rows = arrival.name, arrival.name.sequences
+        self._oldest = None
         self._shards.append(name)
         self._first_ids.append(self.next_id)
         self._first_sequences.append(arrival.first_sequence)
@@ -205,7 +208,9 @@ class ShardIndex:
 
     def oldest(self) -> dict[str, int]:
         """The first shard still held of each collector that has one."""
-        return {name.collector: name.number for name in reversed(self._shards)}
+        if self._oldest is None:  # Asked for several times a second, changed by admissions only.
+            self._oldest = {name.collector: name.number for name in reversed(self._shards)}
+        return dict(self._oldest)
 
     def skips_older(self, collector: str) -> bool:
         """Some shards of ``collector`` were left out for want of room."""

@@ -1,5 +1,6 @@
 """Shards read in place: a memory map, views of every fixed column, and rows as they rest. Pixels stay compressed."""
 
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
@@ -23,16 +24,16 @@ class ShardError(ValueError):
 
 
 class _Varying(NamedTuple):
-    """A column whose values differ in size: ``offsets`` ``[rows + 1]`` into ``data``, counted in items."""
+    """A column whose values differ in size: value i is ``data[offsets[i] : offsets[i + 1]]``, counted in items."""
 
-    offsets: np.ndarray
+    offsets: memoryview
     data: memoryview
     item_bytes: int
 
     def value(self, row: int) -> memoryview:
         # Wild offsets of a damaged file give a wrong value inside ``data``, which the row's checksum then refuses.
-        start, stop = int(self.offsets[row]) * self.item_bytes, int(self.offsets[row + 1]) * self.item_bytes
-        return self.data[start:stop]
+        start, stop = self.offsets[row], self.offsets[row + 1]
+        return self.data[start * self.item_bytes : stop * self.item_bytes]
 
 
 class Shard:
@@ -55,11 +56,18 @@ class Shard:
         num_rows: int,
         data: memoryview,
         fixed_offsets: list[int],
-        varying: dict[str, _Varying],
-        collector: str,
+        collectors: _Varying,
+        frames: _Varying,
+        probes: _Varying,
     ) -> None:
-        self.terms, self.layout, self.num_rows, self.collector = terms, layout, num_rows, collector
-        self._data, self._fixed_offsets, self._varying = data, fixed_offsets, varying
+        self.terms, self.layout, self.num_rows = terms, layout, num_rows
+        self._data, self._fixed_offsets, self._frames = data, fixed_offsets, frames
+        names = [bytes(collectors.value(row)) for row in range(num_rows)]
+        # A flipped bit in one row's name costs that row, by its checksum, and not the shard.
+        self._collector = Counter(names).most_common(1)[0][0]
+        self.collector = self._collector.decode()
+        self._other_names = {row: name for row, name in enumerate(names) if name != self._collector}
+        self._probes = {row: probe for row in range(num_rows) if len(probe := probes.value(row))}
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -76,19 +84,19 @@ class Shard:
 
     def frame(self, row: int) -> memoryview:
         """The row's pixels, still a zstd frame."""
-        return self._varying["observation"].value(row)
+        return self._frames.value(row)
 
     def probe(self, row: int) -> np.ndarray:
         """The row's ``probe_core``, float32, parts one after the other; empty when it has none."""
-        return np.frombuffer(self._varying["probe_core"].value(row), "<f4")
+        return np.frombuffer(self._probes.get(row, b""), "<f4")
 
     def row(self, row: int) -> EncodedRow:
         """The whole row as it rests. Copies the fixed columns (a few KB), not the frame."""
         return EncodedRow(
-            collector=bytes(self._varying["collector"].value(row)),
-            fixed=b"".join([data[at + row * width : at + (row + 1) * width] for data, at, width in self._pieces]),
-            frame=self.frame(row),
-            probe=self._varying["probe_core"].value(row),
+            self._other_names.get(row, self._collector),
+            b"".join([data[at + row * width : at + (row + 1) * width] for data, at, width in self._pieces]),
+            self._frames.value(row),
+            self._probes.get(row, b""),
         )
 
     @cached_property
@@ -113,9 +121,8 @@ class Shard:
         return np.array([row_is_intact(self.row(int(row)), self.layout) for row in rows], bool)
 
     def close(self) -> None:
-        """Let go of the map; it disappears with the last view that was given out. The shard gives out no more."""
-        self.__dict__.pop("_pieces", None)
-        self._data, self._varying = memoryview(b""), {}
+        """Let go of the map, which disappears with the last view given out. The shard is not to be used any more."""
+        self.__dict__.clear()
 
 
 def open_shard(path: str | Path, name: ShardName | None = None) -> Shard:
@@ -169,8 +176,9 @@ def _parse(whole: pa.Buffer) -> Shard:
         num_rows=batch.num_rows,
         data=data,
         fixed_offsets=fixed_offsets,
-        varying=varying,
-        collector=_collector_of(varying["collector"], batch.num_rows),
+        collectors=varying["collector"],
+        frames=varying["observation"],
+        probes=varying["probe_core"],
     )
 
 
@@ -185,13 +193,13 @@ def _format_of(schema_bytes: bytes) -> tuple[DatasetTerms, RowLayout]:
 
 def _varying_column(whole: pa.Buffer, data: memoryview, column: pa.Array, num_rows: int, name: str) -> _Varying:
     _, offsets, *_, values = column.buffers()
-    kind = column.type
-    offset_dtype = np.dtype("<i8") if pa.types.is_large_binary(kind) else np.dtype("<i4")
-    at = _offset_in(whole, offsets, (num_rows + 1) * offset_dtype.itemsize, name)
+    kind, code = column.type, "q" if pa.types.is_large_binary(column.type) else "i"
+    offset_bytes = (num_rows + 1) * struct.calcsize(code)
+    at = _offset_in(whole, offsets, offset_bytes, name)
     size = values.size if values else 0
     start = _offset_in(whole, values, size, name) if size else 0
     return _Varying(
-        offsets=np.ndarray(num_rows + 1, offset_dtype, buffer=data, offset=at),
+        offsets=data[at : at + offset_bytes].cast(code),
         data=data[start : start + size],
         item_bytes=kind.value_type.byte_width if pa.types.is_list(kind) else 1,
     )
@@ -205,12 +213,6 @@ def _offset_in(whole: pa.Buffer, buffer: pa.Buffer | None, needed: int, name: st
     if not 0 <= offset <= whole.size - needed:
         raise ShardError("uses Arrow buffer compression, which undoes memory-mapping; allowed: uncompressed buffers")
     return offset
-
-
-def _collector_of(column: _Varying, num_rows: int) -> str:
-    """The collector that most rows name: a flipped bit in one name costs that row (its checksum), not the shard."""
-    names = Counter(bytes(column.value(row)) for row in range(num_rows))
-    return names.most_common(1)[0][0].decode()
 
 
 def _one_line(error: Exception) -> str:

@@ -25,6 +25,7 @@ DEFAULT_URI = "sqlite:///mlflow.db"
 NONE = "none"
 SEND_SECONDS = 2.0
 RETRY_SECONDS = 5.0
+CLOSE_SECONDS = 6.0  # A stopped job is to be gone within ten seconds.
 BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's own limits for one call.
 PARAM_CHARACTERS = 500  # MLflow cuts at 6,000 without a word; the whole configuration is an artifact anyway.
 MAX_QUEUED_METRICS = 200_000
@@ -43,7 +44,7 @@ class Tracker(Protocol):
 
     def run_id(self) -> str | None: ...
 
-    def close(self, *, failed: bool = False, timeout_seconds: float = 8.0) -> int: ...
+    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class NullTracker:
     def run_id(self) -> str | None:
         return None
 
-    def close(self, *, failed: bool = False, timeout_seconds: float = 8.0) -> int:
+    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int:
         return 0
 
 
@@ -153,13 +154,13 @@ class MLflowTracker:
         """None until the run has been opened."""
         return self._run_id if self._run_known.is_set() else None
 
-    def close(self, *, failed: bool = False, timeout_seconds: float = 8.0) -> int:
+    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int:
         """Deliver what is queued, end the run, and return how many metrics were lost (also said on stderr)."""
         self._status = "FAILED" if failed else "FINISHED"
         self._give_up_at = time.monotonic() + timeout_seconds
         self._closing.set()
         self._wake.set()
-        self._thread.join(timeout_seconds + 1.0)
+        self._thread.join(timeout_seconds + 0.5)
         with self._lock:
             self.lost_metrics += len(self._metrics)
             lost_calls = len(self._calls)

@@ -125,6 +125,7 @@ def segments(unroll: int, length: int) -> Iterator[tuple[int, int]]:
 def encode_rows(network: R2D2Network, window: WindowTensors, first: int, stop: int) -> Tensor:
     """Features ``[stop-first, B, F]`` of window rows, a bounded number of images at a time."""
     at_once = max(1, IMAGES_AT_ONCE.get(window.frames.device.type, 8192) // len(window.frames))
-    starts = range(first, stop, at_once) or (first,)  # No rows at all still make an empty tensor of the right width.
-    pieces = [network.encode(window.stack(row, min(row + at_once, stop))) for row in starts]
+    pieces = [network.encode(window.stack(row, min(row + at_once, stop))) for row in range(first, stop, at_once)]
+    if not pieces:
+        return window.previous_reward.new_empty(0, len(window.frames), network.spec.feature_size)
     return torch.cat(pieces, 1).transpose(0, 1)

@@ -66,11 +66,11 @@ def test_the_counts_by_hand():
     limit = limiter()  # B 4, minimum 10, 2 samples per insert, band 8
     assert limit.sequences_allowed == 10 + 4
     limit.insert(9)
-    assert limit.waits_for(4) == "waits for sequences: 9 of 10"
+    assert limit.waits_for(4) == "sequences to start with: 9 of 10 are there"
     limit.insert(5)
     assert draw_all(limit) == 2  # The band; all 14 are prefill now.
     assert (limit.prefill, limit.samples, limit.sequences_allowed) == (14, 8, 14 + 8)
-    assert limit.waits_for(4) == "waits for 2 new sequences (2 samples for each)"
+    assert limit.waits_for(4) == "2 new sequences (2 samples for each)"
     limit.insert(8)
     assert draw_all(limit) == 4
     assert (limit.samples, limit.sequences_allowed, limit.samples_per_insert) == (24, 14 + 16, 24 / 8)
@@ -132,7 +132,7 @@ def test_a_resume_before_the_first_draw_is_a_first_start():
     before = limiter()
     before.insert(7)
     after = resumed(before.state())
-    assert after.waits_for(4) == "waits for sequences: 7 of 10"
+    assert after.waits_for(4) == "sequences to start with: 7 of 10 are there"
     after.insert_before_start(500)
     draw_all(after)
     assert after.prefill == 507

@@ -159,7 +159,7 @@ def test_the_limiter_says_when_to_wait(store):
     replay = make_replay(store, batch_size=8, min_sequences=61, samples_per_insert=2.0, clock=lambda: now[0])
     replay.poll()
     assert replay.sample(8) is None
-    assert replay.waits_for() == "waits for sequences: 60 of 61"
+    assert replay.waits_for() == "sequences to start with: 60 of 61 are there"
     assert replay.progress(0).sequences_allowed == 61 + 8
     now[0] = 2.5
     assert replay.metrics()["waiting_seconds"] == 2.5

@@ -71,13 +71,15 @@ def test_a_sound_dataset_is_counted_and_has_no_faults(store, life_loss):
 def test_what_a_random_policy_acted_counts_for_no_network(store):
     sequences = make_sequences(TERMS, 20)
     unknown = np.full_like(sequences[0].q_values, np.nan)
-    random = {"lineage": NO_LINEAGE, "version_first": -1, "version_last": -1, "q_values": unknown + 1}
-    write_shards(store, TERMS, [dataclasses.replace(each, **random) for each in sequences[:5]] + sequences[5:])
+    random = {"lineage": NO_LINEAGE, "version_first": -1, "version_last": -1, "q_values": unknown}
+    sequences[:5] = [dataclasses.replace(each, **random) for each in sequences[:5]]
+    sequences[5] = dataclasses.replace(sequences[5], q_values=unknown)
+    write_shards(store, TERMS, sequences)
     report = verify_dataset(store)
     assert report.faults == []
     assert report.versions == {-1, 3}
     assert report.network_sequences == 15
-    assert report.distinct_priorities == 15
+    assert report.distinct_priorities == 14  # One has none.
 
 
 @pytest.mark.parametrize("published", range(1, 12))
@@ -238,6 +240,20 @@ def test_an_episode_that_is_not_covered_by_owned_steps_is_a_fault(store, missing
     write_shards(store, TERMS, sequences, per_shard=16)
     faults = verify_dataset(store).faults
     assert any("begins at step 2" in fault or "goes on at step" in fault for fault in faults)
+
+
+def test_a_sequence_that_begins_too_late_for_its_episode_is_a_fault(store):
+    episode = make_episode(TERMS, np.random.default_rng(0), number=0, lane=0, steps=9, ends=TERMINATED)
+    late = cut_sequence(TERMS, episode, 4, collector="c0", sequence=4, env_steps=10)
+    write_shards(store, TERMS, [*episode_sequences(9, TERMINATED), late], per_shard=16)
+    assert "start is 8; allowed: none that late in an episode of 9 steps" in the_only_fault(store)
+
+
+def test_episodes_of_a_lane_in_another_order_are_a_fault(store):
+    sequences = episode_sequences(9, TERMINATED)
+    second = dataclasses.replace(episode_sequences(3, CUT)[0], sequence=4, env_steps=12, episode=-1)
+    write_shards(store, TERMS, [*sequences, second], per_shard=16)
+    assert "episode -1 comes after episode 0 in lane 0" in the_only_fault(store)
 
 
 def test_an_episode_that_goes_on_after_its_end_is_a_fault(store):

@@ -13,7 +13,7 @@ from tests.r2d2.episodes import LINEAGE
 GEOMETRY = SequenceGeometry(burn_in=4, unroll=8, bootstrap=3, stride=4, frame_stack=2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def vector_spec() -> NetworkSpec:
     return NetworkSpec(
         observation=ArraySpec(shape=(3,), dtype="float32"),
@@ -26,7 +26,7 @@ def vector_spec() -> NetworkSpec:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def image_spec() -> NetworkSpec:
     return NetworkSpec(
         observation=ArraySpec(shape=(10, 12), dtype="uint8"),
@@ -39,11 +39,13 @@ def image_spec() -> NetworkSpec:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_learner(vector_spec):
     """A learner on CPU; keyword arguments are its own, or fields of its configuration."""
 
-    def make(*, spec=vector_spec, geometry=GEOMETRY, stored=GEOMETRY, life_loss="off", seed=0, lineage=LINEAGE, **config):
+    def make(
+        *, spec=vector_spec, geometry=GEOMETRY, stored=GEOMETRY, life_loss="off", seed=0, lineage=LINEAGE, **config
+    ):
         return Learner(
             spec,
             LearnerConfig(**config),

@@ -72,7 +72,9 @@ def cut(episode: Episode, geometry: SequenceGeometry, *, version: int = 0) -> tu
             "num_steps": window.num_steps,
             "num_observations": window.num_observations,
             "ends": episode.ends if window.holds_end else CONTINUES,
-            "observation": np.zeros((geometry.stored_frames, *episode.observation.shape[1:]), episode.observation.dtype),
+            "observation": np.zeros(
+                (geometry.stored_frames, *episode.observation.shape[1:]), episode.observation.dtype
+            ),
             **{name: np.zeros(geometry.stored_steps, np.float32) for name in ("action", "reward", "life_lost")},
             "q_values": np.full((geometry.stored_steps, episode.q_values.shape[1]), np.nan, np.float32),
         }

@@ -26,7 +26,8 @@ def test_each_lane_explores_as_often_as_its_epsilon_says():
     """Greedy lanes take action 3; a lane of epsilon e differs from it with chance 3/4 e."""
     rng, epsilons = np.random.default_rng(0), np.array([0.0, 0.4, 1.0])
     q_values = np.tile(np.array([0.0, 1.0, 2.0, 3.0], np.float32), (3, 1))
-    actions, greedy = (np.stack(x) for x in zip(*(epsilon_greedy(q_values, epsilons, rng) for _ in range(4000))))
+    draws = [epsilon_greedy(q_values, epsilons, rng) for _ in range(4000)]
+    actions, greedy = (np.stack(x) for x in zip(*draws, strict=True))
     assert (greedy == (actions == 3)).all()
     np.testing.assert_allclose(1 - greedy.mean(0), [0, 0.3, 0.75], atol=0.03)
     assert set(actions[:, 2]) == {0, 1, 2, 3}

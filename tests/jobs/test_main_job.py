@@ -1,0 +1,280 @@
+"""Both jobs as a user starts them: real processes, a real game, faults of the kinds that happen."""
+
+import contextlib
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.dataset import list_collectors, shards_after
+from pipeline.store import LocalStore
+from pipeline.verify import verify_dataset
+
+ROOT = Path(__file__).parent.parent.parent
+# Small frames and windows: the whole path, in seconds. Terms are the collector's; the learner takes them over.
+COLLECT = [
+    "--env-arg", "img_height=42", "--env-arg", "img_width=42", "--envs", "4", "--burn-in", "4", "--unroll", "8",
+    "--bootstrap", "3", "--stride", "8", "--core-width", "16", "--flush-sequences", "16", "--refresh-env-steps", "20",
+    "--tracking-uri", "none",
+]  # fmt: skip
+LEARN = [
+    "--dense", "32", "--dueling-width", "16", "--batch-size", "8", "--min-sequences", "24", "--samples-per-insert", "2",
+    "--publish-updates", "5", "--publish-seconds", "0.2", "--tracking-uri", "none",
+]  # fmt: skip
+
+
+class Job:
+    """A job in a folder of its own; what it said is kept."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
+        self.log = folder / f"{script}-{time.monotonic_ns()}.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", str(ROOT / "jobs" / script), *arguments],
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, seconds: float = 60) -> int:
+        return self.process.wait(seconds)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait(15)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts jobs in ``tmp_path``; those still alive at the end are killed."""
+    jobs = []
+
+    def start_job(script: str, *arguments: str) -> Job:
+        jobs.append(Job(tmp_path, script, *arguments))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+
+
+def until(condition, seconds: float = 60, what: str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.1)
+
+
+def updates_of(store: LocalStore) -> int:
+    for run in store.folders("runs"):
+        try:
+            return json.loads(store.get(f"runs/{run}/progress.json"))["updates"]
+        except FileNotFoundError:
+            continue
+    return 0
+
+
+def tracked_runs(database: Path) -> int:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute("select count(*) from runs").fetchone()[0]
+    except sqlite3.OperationalError:  # Not made yet, or busy.
+        return 0
+
+
+def test_learner_first_collector_killed_junk_in_the_dataset_learner_killed_and_resumed(tmp_path, start):
+    """One running pair goes through the everyday faults in turn; nothing acknowledged is lost, nothing is there twice."""
+    store = LocalStore(tmp_path / "data" / "pong")
+    learner = start("learn.py", *LEARN, "--checkpoint-seconds", "1", "--run-name", "r")
+    until(lambda: "waits for a dataset" in learner.said, what="the learner to say what it waits for")
+
+    first = start("collect.py", *COLLECT)
+    until(lambda: updates_of(store) >= 10, what="updates")
+    acknowledged = {name for c in list_collectors(store) for name in shards_after(store, c, -1)}
+    first.process.kill()
+    first.wait()
+    second = start("collect.py", *COLLECT)
+    before = updates_of(store)
+    until(lambda: updates_of(store) >= before + 20, what="learning to go on after the collector was killed")
+    (collector,) = set(list_collectors(store)) - {name.collector for name in acknowledged}
+
+    newest = shards_after(store, collector, -1)[-1]
+    folder = store.map_path(newest.path).parent
+    junk = folder / f"{newest.number + 50:09d}-16-100.arrow"
+    junk.write_bytes(b"no shard at all")
+    (folder / "notes.txt").write_bytes(b"foreign")
+    until(lambda: "junk" in learner.said or junk.name in learner.said, what="the junk to be named")
+    before = updates_of(store)
+    until(lambda: updates_of(store) >= before + 5, what="learning to go on beside junk")
+    assert junk.read_bytes() == b"no shard at all"
+    junk.unlink()
+    (folder / "notes.txt").unlink()
+
+    until(lambda: list((tmp_path / "runs" / "r" / "checkpoints").glob("0*")), what="a checkpoint")
+    learner.process.kill()
+    learner.wait()
+    resumed = start("learn.py", *LEARN, "--resume")
+    until(lambda: "resumed run r at update" in resumed.said, what="the resume")
+    at = int(re.findall(r"at update (\d+)", resumed.said)[0])
+    assert at > 0
+    until(lambda: updates_of(store) >= at + 10, what="updates after the resume")
+
+    for job in (second, resumed):
+        started = time.monotonic()
+        assert job.stop() == 0, job.said
+        assert time.monotonic() - started < 10
+        assert "Traceback" not in job.said
+    report = verify_dataset(store)
+    assert report.faults == []
+    assert (report.duplicates, report.corrupt_rows) == (0, 0)
+    assert len(report.versions - {-1}) > 1
+    assert acknowledged <= {name for c in list_collectors(store) for name in shards_after(store, c, -1)}
+    assert "cut" in {how for how, count in report.episodes.items() if count}
+    leftovers = [path for path in tmp_path.rglob("*") if path.name.startswith((".writing", "_0"))]
+    assert not leftovers
+    ratio = float(re.findall(r"\(([0-9.e+-]+) samples per insert\)", resumed.said)[-1])
+    assert 1.0 < ratio < 3.0
+
+
+def test_ctrl_c_ends_both_within_ten_seconds_and_writes_everything(tmp_path, start):
+    store = LocalStore(tmp_path / "cp")
+    common = ["--dataset", "cp", "--tracking-uri", "sqlite:///mlflow.db"]
+    arguments = ["--env", "CartPole-v1", "--frame-stack", "1", "--envs", "3", "--core-width", "16", *common]
+    collector = start("collect.py", *arguments)
+    learner = start("learn.py", *LEARN[:-2], *common, "--run-name", "cp-run")
+    until(lambda: updates_of(store) >= 5, what="updates")
+    until(lambda: tracked_runs(tmp_path / "mlflow.db") == 2, what="both runs in MLflow")
+    stopped = {}
+    for job in (collector, learner):
+        started = time.monotonic()
+        assert job.stop(signal.SIGINT) == 0, job.said
+        stopped[job] = time.monotonic() - started
+    assert max(stopped.values()) < 10, stopped
+    progress = json.loads(store.get("runs/cp-run/progress.json"))
+    assert progress["closed"] is True
+    steps = int(re.findall(r"stopped \(SIGINT\): (\d+) env steps", collector.said)[0])
+    assert verify_dataset(store).env_steps == steps
+    assert (tmp_path / "runs" / "cp-run" / "params").exists() is False
+    assert list((tmp_path / "runs" / "cp-run" / "checkpoints").glob("0*"))
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("r2d2")
+    runs = {run.data.tags["role"]: run for run in client.search_runs([experiment.experiment_id])}
+    assert runs.keys() == {"collect", "learn"}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert runs["collect"].data.metrics["collect/env_steps"] == steps
+    assert runs["learn"].data.metrics["learn/updates"] == progress["updates"]
+    assert "learn/loss" in runs["learn"].data.metrics or progress["updates"] < 50
+    for run in runs.values():
+        assert "commit" in str(run.data.params)
+        assert [a.path for a in client.list_artifacts(run.info.run_id)] == ["config.json"]
+
+
+def test_one_seed_and_fixed_parameters_give_the_same_columns(tmp_path, start):
+    store = LocalStore(tmp_path / "source")
+    source = ["--dataset", "source", *COLLECT]
+    collector, learner = start("collect.py", *source, "--seed", "1"), start("learn.py", "--dataset", "source", *LEARN, "--run-name", "r")
+    until(lambda: updates_of(store) >= 3, what="parameters")
+    for job in (collector, learner):
+        assert job.stop() == 0
+    params = tmp_path / "source" / "runs" / "r" / "params.safetensors"
+    tables = []
+    for name, flush in (("a", "5"), ("b", "11")):  # Shard borders aside.
+        job = start("collect.py", *COLLECT, "--dataset", name, "--params", str(params), "--seed", "7", "--env-steps", "600",
+                    "--flush-sequences", flush)  # fmt: skip
+        assert job.wait() == 0, job.said
+        tables.append(columns_of(LocalStore(tmp_path / name)))
+    assert tables[0].keys() == tables[1].keys()
+    assert len(tables[0]["sequence"]) > 70
+    for column in tables[0].keys() - {"collector", "checksum"}:
+        assert tables[0][column] == tables[1][column], column
+
+
+def columns_of(store: LocalStore) -> dict[str, list]:
+    import pyarrow as pa
+
+    (collector,) = list_collectors(store)
+    columns: dict[str, list] = {}
+    for name in shards_after(store, collector, -1):
+        with pa.memory_map(str(store.map_path(name.path))) as source:
+            table = pa.ipc.open_file(source).read_all()
+            for column in table.column_names:
+                values = [str(value) for value in table[column].to_pylist()]  # As text, so that NaN equals NaN.
+                columns.setdefault(column, []).extend(values)
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "reason"),
+    [
+        ("collect.py", ["--env", "ALE/Pongg-v5"], "env is 'ALE/Pongg-v5'; allowed: "),
+        ("collect.py", ["--envs", "0"], "envs is 0; allowed: above 0"),
+        ("collect.py", ["--preset", "huge"], "preset is 'huge'; allowed: laptop, paper, article"),
+        ("collect.py", ["--env", "CartPole-v1", "--dataset", "stored"], "identity.env_id: CartPole-v1 here, ALE/Pong-v5 there"),
+        ("collect.py", ["--dataset", "/proc/nowhere"], "dataset is '/proc/nowhere'; allowed: a folder that can be written"),
+        ("collect.py", ["--stride", "7"], "stride is 7; allowed: a divisor of unroll 40"),
+        ("collect.py", ["--dataset", "stored", "--unroll", "80"], "window.unroll: 80 here, 40 there"),
+        ("collect.py", ["--params", "stored/dataset.json"], "params is 'stored/dataset.json'; allowed: "),
+        ("collect.py", ["--tracking-uri", "./mlruns"], "tracking_uri is './mlruns'; allowed: none, sqlite"),
+        ("learn.py", ["--dataset", "stored", "--unroll", "80"], "unroll is 80; allowed: at most 40"),
+        ("learn.py", ["--dataset", "stored", "--band", "1"], "band is 1; allowed: 36"),
+        ("learn.py", ["--dataset", "stored", "--env", "CartPole-v1"], "env is CartPole-v1; allowed: ALE/Pong-v5"),
+        ("learn.py", ["--dataset", "stored", "--resume"], "resume is True; allowed: with a run"),
+        ("learn.py", ["--capacity", "100"], "capacity is 100; allowed: 200"),
+        ("learn.py", ["--tbptt", "-1"], "tbptt is -1; allowed"),
+        ("learn.py", ["--no-such-flag"], "no-such-flag"),
+        ("doctor.py", ["--dataset", "nowhere"], "dataset is 'nowhere'; allowed: a folder with a dataset.json"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_line_and_status_2(tmp_path, monkeypatch, capsys, script, arguments, reason):
+    """In process: each job's ``main``, on a folder that holds a small Pong dataset."""
+    from pipeline.dataset import agree_on_terms
+    from pipeline.environments import EnvironmentConfig, make_lanes
+    from schemas.geometry import SequenceGeometry
+    from schemas.specs import CoreSpec
+    from schemas.terms import DatasetTerms
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stored").mkdir()
+    geometry = SequenceGeometry(burn_in=20, unroll=40, bootstrap=5, stride=20, frame_stack=2)
+    env = make_lanes(EnvironmentConfig(), 1).spec
+    agree_on_terms(LocalStore("stored"), DatasetTerms(env=env, geometry=geometry, core=CoreSpec(kind="lstm", width=128)))
+    module = __import__(f"jobs.{script[:-3]}", fromlist=["main"])
+    with pytest.raises(SystemExit) as stopped:
+        module.main(arguments)
+    said = capsys.readouterr().err.strip()
+    assert stopped.value.code == 2
+    assert reason in said
+    assert len(said.splitlines()) == 1
+
+
+def test_pyarrow_alone_reads_a_shard_without_a_copy(tmp_path, start):
+    job = start("collect.py", *COLLECT, "--dataset", "d", "--env-steps", "300")
+    assert job.wait() == 0, job.said
+    shard = next((tmp_path / "d").rglob("*.arrow"))
+    code = (
+        "import pyarrow as pa, sys\n"
+        "table = pa.ipc.open_file(pa.memory_map(sys.argv[1])).read_all()\n"
+        "columns = [table[name] for name in ('action', 'reward', 'core_h')]\n"
+        "print(len(table), pa.total_allocated_bytes())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(shard)], capture_output=True, text=True, check=True).stdout
+    rows, allocated = said.split()
+    assert int(rows) > 0
+    assert int(allocated) == 0
+
+

@@ -26,7 +26,7 @@ test: $(READY)  ## All fast tests.
 lint: $(READY)  ## Style, formatting, types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(READY)  ## Benchmarks, each against its bound.
 	$(BIN)/python -m pytest tests/benchmarks -m slow -s

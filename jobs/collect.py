@@ -1,7 +1,7 @@
 """Run environments and write their experience as sequence shards, until stopped.
 
-    python jobs/collect.py                                   ALE/Pong-v5 into data/pong
-    python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
+python jobs/collect.py                                   ALE/Pong-v5 into data/pong
+python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
 """
 
 import secrets

@@ -79,4 +79,3 @@ def dry_run(resolved: dict[str, Any]) -> NoReturn:
 
 def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
-

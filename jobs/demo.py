@@ -97,11 +97,13 @@ def _report(store: LocalStore, jobs: dict[str, Job], tracking: str) -> int:
     show(report)
     collect, learn = jobs["collect"], jobs["learn"]
     versions = collect.find(r"(\d+) parameter versions")
-    print(f"updates                     {learn.find(r'(\d+) updates')}")
+    updates, ratio = learn.find(r"(\d+) updates"), learn.find(r"([0-9.e+-]+) samples per insert")
+    run_ids = {name: job.find(r"MLflow run (\w+)") for name, job in jobs.items()}
+    print(f"updates                     {updates}")
     print(f"parameter versions used     {versions}")
-    print(f"samples per insert          {learn.find(r'([0-9.e+-]+) samples per insert')}")
+    print(f"samples per insert          {ratio}")
     print(f"checksum errors             {report.corrupt_rows}")
-    print(f"MLflow runs                 collect {collect.find(r'MLflow run (\w+)')}, learn {learn.find(r'MLflow run (\w+)')}")
+    print(f"MLflow runs                 {', '.join(f'{name} {run_id}' for name, run_id in run_ids.items())}")
     print(f"to see them                 {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {tracking}")
     faults = list(report.faults)
     if not versions.isdigit() or int(versions) < 2:

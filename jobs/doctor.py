@@ -1,6 +1,6 @@
 """Read every shard of a dataset and name what is wrong with it. Changes nothing; exit status 1 on a fault.
 
-    python jobs/doctor.py --dataset data/pong
+python jobs/doctor.py --dataset data/pong
 """
 
 import sys

@@ -55,7 +55,7 @@ class DatasetFlags:
         given = dict(_argument(text) for text in self.env_arg)
         is_same = self.env is None or self.env == base.env_id
         # Another kind of environment takes none of the arguments meant for the first.
-        keeps = is_same or (self.env or "").startswith("ALE/") and base.env_id.startswith("ALE/")
+        keeps = is_same or ((self.env or "").startswith("ALE/") and base.env_id.startswith("ALE/"))
         return EnvironmentConfig(
             env_id=self.env or base.env_id,
             arguments={**(base.arguments if keeps else {}), **given},
@@ -87,7 +87,8 @@ class TrackingFlags:
 class JobFlags(Protocol):
     """A job's whole set of flags."""
 
-    source: DatasetFlags
+    @property
+    def source(self) -> DatasetFlags: ...
 
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> Any: ...

@@ -1,8 +1,8 @@
 """Train on a dataset while it grows, or on one that has long been complete.
 
-    python jobs/learn.py                              data/pong, as collect.py writes it
-    python jobs/learn.py --dataset data/breakout --updates 10000
-    python jobs/learn.py --resume                     the newest run in this folder, from its last checkpoint
+python jobs/learn.py                              data/pong, as collect.py writes it
+python jobs/learn.py --dataset data/breakout --updates 10000
+python jobs/learn.py --resume                     the newest run in this folder, from its last checkpoint
 """
 
 import sys

@@ -129,7 +129,9 @@ def laptop() -> Preset:
     return Preset(
         environment=EnvironmentConfig(),
         geometry=SequenceGeometry(burn_in=20, unroll=40, bootstrap=5, stride=20, frame_stack=2),
-        network=NetworkOptions(image_encoder="small", dense=(256,), core=CoreOptions(core_width=128), dueling_width=128),
+        network=NetworkOptions(
+            image_encoder="small", dense=(256,), core=CoreOptions(core_width=128), dueling_width=128
+        ),
         learner=LearnerConfig(),
         replay=ReplayConfig(capacity=50_000, alpha=0.9),
         limiter=LimiterConfig(samples_per_insert=4.0, min_sequences=200, batch_size=32),

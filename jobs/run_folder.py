@@ -55,5 +55,7 @@ def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path
     found = [RunFolder(path.parent) for path in RUNS.glob(f"*/{RECORD}")]
     ours = [folder for folder in found if folder.record.get("dataset") == str(dataset)]
     if not ours:
-        raise ValueError(f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where there is none")
+        raise ValueError(
+            f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where there is none"
+        )
     return max(ours, key=lambda folder: folder.path.joinpath(RECORD).stat().st_mtime_ns)

@@ -1,4 +1,4 @@
-"""The learner's loop: next batch, one update, priorities back; parameters, checkpoints and metrics when they are due."""
+"""The learner's loop: batch, update, priorities back; parameters, checkpoints and metrics when they are due."""
 
 import time
 from collections.abc import Iterator
@@ -139,8 +139,8 @@ class Training:
             warn(f"update skipped: loss or gradient not finite ({self._skipped_in_a_row} in a row)")
             if self._skipped_in_a_row >= self._config.max_skipped_updates:
                 raise ValueError(
-                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite; the learning "
-                    "rate is too high, or rewards or observations are not finite"
+                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite: the "
+                    "learning rate is too high, or rewards or observations are not finite"
                 )
         if self._publisher.is_due(self._learner.updates):
             self._publish()

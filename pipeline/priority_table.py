@@ -85,10 +85,10 @@ class PriorityTable:
         return self._sampler.draw(batch_size, generator)
 
     def _store(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        slots = np.unique(ids % self._capacity)
-        before = np.count_nonzero(self._priority[slots])
-        self._priority[ids % self._capacity] = priorities
-        self.drawable += int(np.count_nonzero(self._priority[slots]) - before)
+        slots = ids % self._capacity
+        # Only updates name an id twice, and they change nothing here: what they find and leave is drawable.
+        self.drawable += int(np.count_nonzero(priorities) - np.count_nonzero(self._priority[slots]))
+        self._priority[slots] = priorities
         # 0^0 is 1: a removed id must not come back through alpha 0.
         self._sampler.set(ids, np.where(priorities == REMOVED, 0.0, priorities**self._alpha))
 

@@ -82,7 +82,7 @@ class SequenceBuilder:
             for sequence in self._finish(lane, observation[lane], q_values[lane])
         ]
 
-    def _begin(self, lane: int, history: np.ndarray) -> None:
+    def _begin(self, lane: int | np.intp, history: np.ndarray) -> None:
         before_first = np.arange(-(self._geometry.frame_stack - 1), 0)
         self._frames[lane, before_first % self._ring] = history
         self._steps[lane] = self._next[lane] = 0
@@ -117,7 +117,7 @@ class SequenceBuilder:
             ends = np.where(step.life_lost, LIFE_LOST, ends)
         return np.where(step.terminated, TERMINATED, ends)
 
-    def _finish(self, lane: int, observation: np.ndarray, q_values: np.ndarray) -> list[Sequence]:
+    def _finish(self, lane: int | np.intp, observation: np.ndarray, q_values: np.ndarray) -> list[Sequence]:
         """Emit what is left of an ended episode, now that its final observation is known."""
         at = self._steps[lane] % self._ring
         self._frames[lane, at] = observation
@@ -130,7 +130,7 @@ class SequenceBuilder:
         self._ends[lane] = CONTINUES
         return emitted
 
-    def _cut_window(self, lane: int) -> Sequence:
+    def _cut_window(self, lane: int | np.intp) -> Sequence:
         """Copy the lane's next window out of its ring."""
         geometry, ring, ends = self._geometry, self._ring, int(self._ends[lane])
         steps = int(self._steps[lane])

@@ -178,7 +178,7 @@ class MLflowTracker:
                 self._send(client)
                 if self._closing.is_set():
                     self._send(client)
-                    client.set_terminated(self._run_id, self._status)
+                    client.set_terminated(str(self._run_id), self._status)
                     return
                 self._wake.wait(SEND_SECONDS)
             except Exception as error:  # Whatever MLflow raises must not reach the job.
@@ -193,7 +193,7 @@ class MLflowTracker:
 
     def _open_run(self):
         _quiet_mlflow()
-        import mlflow
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         with _only_one_process(self._config.uri):
@@ -201,7 +201,7 @@ class MLflowTracker:
             found = client.get_experiment_by_name(self._config.experiment)
             try:
                 experiment = found.experiment_id if found else client.create_experiment(self._config.experiment)
-            except mlflow.exceptions.MlflowException:  # Another host was faster.
+            except MlflowException:  # Another host was faster.
                 found = client.get_experiment_by_name(self._config.experiment)
                 if found is None:
                     raise
@@ -239,9 +239,7 @@ class MLflowTracker:
                 batch = [self._metrics[i] for i in range(min(BATCH_METRICS, len(self._metrics)))]
             if not batch:
                 return
-            client.log_batch(
-                self._run_id, metrics=[Metric(m.name, m.value, m.milliseconds, m.step) for m in batch]
-            )
+            client.log_batch(self._run_id, metrics=[Metric(m.name, m.value, m.milliseconds, m.step) for m in batch])
             with self._lock:
                 for _ in batch:
                     self._metrics.popleft()

@@ -28,7 +28,9 @@ def pong(steps: int) -> EnvironmentConfig:
 
 @pytest.mark.parametrize("steps", [3, 8, 9, 30])
 def test_atari_episodes_short_exactly_t_t_plus_1_and_several_windows(tmp_path, steps):
-    golden = collect_golden(tmp_path, environment=pong(steps), geometry=GEOMETRY, core=LSTM, lanes=2, calls=4 * steps + 6)
+    golden = collect_golden(
+        tmp_path, environment=pong(steps), geometry=GEOMETRY, core=LSTM, lanes=2, calls=4 * steps + 6
+    )
     assert {TRUNCATED, CUT} <= set(golden.batch.ends.tolist())
     check_all(golden)
 
@@ -103,5 +105,3 @@ def test_the_recall_task_with_its_terminal_question(tmp_path):
         tmp_path, environment=environment, geometry=replace(GEOMETRY, frame_stack=1), core=LSTM, lanes=3, calls=50
     )
     check_all(golden)
-
-

@@ -1,6 +1,6 @@
 """Each well-known way to get R2D2 silently wrong (algorithm.md 10), built in on purpose: the golden checks must fail.
 
-    pytest -k sabotage -v        prints the table
+pytest -k sabotage -v        prints the table
 """
 
 from dataclasses import replace

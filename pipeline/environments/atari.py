@@ -46,9 +46,9 @@ class AtariLanes:
             least = 0 if name == "noop_max" else 1
             if type(value) is not type(ARGUMENTS[name]) or (type(value) is int and value < least):
                 raise ValueError(f"env_arg {name} is {value!r}; allowed: {type(ARGUMENTS[name]).__name__}, {least} up")
-        game = gymnasium.spec(config.env_id).kwargs["game"]
+        registered = gymnasium.spec(config.env_id)
         self._env = AtariVectorEnv(
-            game,
+            registered.kwargs["game"],
             num_envs=num_lanes,
             num_threads=min(threads, num_lanes),
             stack_num=1,
@@ -57,10 +57,11 @@ class AtariLanes:
             use_fire_reset=False,
             **arguments,
         )
+        shape = (arguments["img_height"], arguments["img_width"], *(() if arguments["grayscale"] else (3,)))
         self.num_lanes = num_lanes
         self.spec = EnvSpec(
             env_id=config.env_id,
-            observation=ArraySpec(shape=self._env.single_observation_space.shape[1:], dtype="uint8"),
+            observation=ArraySpec(shape=shape, dtype="uint8"),
             action_set=tuple(action.name for action in self._env.ale.get_action_set()),
             frame_skip=arguments["frameskip"],
             sticky=config.sticky,

@@ -52,4 +52,4 @@ class Recall(gymnasium.Env):
         return np.eye(4, dtype=np.float32)[shown]
 
 
-gymnasium.register(id="Recall-v0", entry_point=Recall)
+gymnasium.register(id="Recall-v0", entry_point="pipeline.environments.recall:Recall")

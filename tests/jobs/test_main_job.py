@@ -95,7 +95,7 @@ def tracked_runs(database: Path) -> int:
 
 
 def test_learner_first_collector_killed_junk_in_the_dataset_learner_killed_and_resumed(tmp_path, start):
-    """One running pair goes through the everyday faults in turn; nothing acknowledged is lost, nothing is there twice."""
+    """One running pair goes through the everyday faults in turn: nothing acknowledged is lost, nothing is twice."""
     store = LocalStore(tmp_path / "data" / "pong")
     learner = start("learn.py", *LEARN, "--checkpoint-seconds", "1", "--run-name", "r")
     until(lambda: "waits for a dataset" in learner.said, what="the learner to say what it waits for")
@@ -187,15 +187,18 @@ def test_ctrl_c_ends_both_within_ten_seconds_and_writes_everything(tmp_path, sta
 def test_one_seed_and_fixed_parameters_give_the_same_columns(tmp_path, start):
     store = LocalStore(tmp_path / "source")
     source = ["--dataset", "source", *COLLECT]
-    collector, learner = start("collect.py", *source, "--seed", "1"), start("learn.py", "--dataset", "source", *LEARN, "--run-name", "r")
+    collector, learner = (
+        start("collect.py", *source, "--seed", "1"),
+        start("learn.py", "--dataset", "source", *LEARN, "--run-name", "r"),
+    )
     until(lambda: updates_of(store) >= 3, what="parameters")
     for job in (collector, learner):
         assert job.stop() == 0
     params = tmp_path / "source" / "runs" / "r" / "params.safetensors"
     tables = []
     for name, flush in (("a", "5"), ("b", "11")):  # Shard borders aside.
-        job = start("collect.py", *COLLECT, "--dataset", name, "--params", str(params), "--seed", "7", "--env-steps", "600",
-                    "--flush-sequences", flush)  # fmt: skip
+        job = start("collect.py", *COLLECT, "--dataset", name, "--params", str(params), "--seed", "7",
+                    "--env-steps", "600",                     "--flush-sequences", flush)  # fmt: skip
         assert job.wait() == 0, job.said
         tables.append(columns_of(LocalStore(tmp_path / name)))
     assert tables[0].keys() == tables[1].keys()
@@ -224,8 +227,8 @@ def columns_of(store: LocalStore) -> dict[str, list]:
         ("collect.py", ["--env", "ALE/Pongg-v5"], "env is 'ALE/Pongg-v5'; allowed: "),
         ("collect.py", ["--envs", "0"], "envs is 0; allowed: above 0"),
         ("collect.py", ["--preset", "huge"], "preset is 'huge'; allowed: laptop, paper, article"),
-        ("collect.py", ["--env", "CartPole-v1", "--dataset", "stored"], "identity.env_id: CartPole-v1 here, ALE/Pong-v5 there"),
-        ("collect.py", ["--dataset", "/proc/nowhere"], "dataset is '/proc/nowhere'; allowed: a folder that can be written"),
+        ("collect.py", ["--env", "CartPole-v1", "--dataset", "stored"], "CartPole-v1 here, ALE/Pong-v5 there"),
+        ("collect.py", ["--dataset", "/proc/nowhere"], "dataset is '/proc/nowhere'; allowed: a folder"),
         ("collect.py", ["--stride", "7"], "stride is 7; allowed: a divisor of unroll 40"),
         ("collect.py", ["--dataset", "stored", "--unroll", "80"], "window.unroll: 80 here, 40 there"),
         ("collect.py", ["--params", "stored/dataset.json"], "params is 'stored/dataset.json'; allowed: "),
@@ -252,7 +255,9 @@ def test_bad_input_gets_one_line_and_status_2(tmp_path, monkeypatch, capsys, scr
     (tmp_path / "stored").mkdir()
     geometry = SequenceGeometry(burn_in=20, unroll=40, bootstrap=5, stride=20, frame_stack=2)
     env = make_lanes(EnvironmentConfig(), 1).spec
-    agree_on_terms(LocalStore("stored"), DatasetTerms(env=env, geometry=geometry, core=CoreSpec(kind="lstm", width=128)))
+    agree_on_terms(
+        LocalStore("stored"), DatasetTerms(env=env, geometry=geometry, core=CoreSpec(kind="lstm", width=128))
+    )
     module = __import__(f"jobs.{script[:-3]}", fromlist=["main"])
     with pytest.raises(SystemExit) as stopped:
         module.main(arguments)
@@ -276,5 +281,3 @@ def test_pyarrow_alone_reads_a_shard_without_a_copy(tmp_path, start):
     rows, allocated = said.split()
     assert int(rows) > 0
     assert int(allocated) == 0
-
-

@@ -12,7 +12,15 @@ from pipeline.sequences import SequenceBuilder
 from schemas.geometry import ENDS_NAMES, SequenceGeometry
 from schemas.shard import PROBE_EVERY
 from schemas.terms import DatasetTerms
-from tests.pipeline.scripted import CORE, LINEAGE, Episode, ScriptedPolicy, expected_sequences, scripted_lanes, split_lives
+from tests.pipeline.scripted import (
+    CORE,
+    LINEAGE,
+    Episode,
+    ScriptedPolicy,
+    expected_sequences,
+    scripted_lanes,
+    split_lives,
+)
 
 FIELDS = ("first_valid", "num_steps", "num_observations", "previous_action", "previous_reward")
 ARRAYS = ("observation", "action", "reward", "q_values")
@@ -96,7 +104,12 @@ def scripts(draw):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(geometry=geometries(), scripts=scripts(), calls=st.integers(1, 60), life_loss=st.sampled_from(["off", "roll", "reset"]))
+@given(
+    geometry=geometries(),
+    scripts=scripts(),
+    calls=st.integers(1, 60),
+    life_loss=st.sampled_from(["off", "roll", "reset"]),
+)
 def test_any_episodes_under_any_geometry_are_cut_as_the_slow_cutter_cuts_them(geometry, scripts, calls, life_loss):
     check_against_slow_cutter(scripts, geometry, calls, life_loss)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_case_h_f1_names_lengths_and_counts_survive(tmp_path, monkeypatch):
     assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(i, i) for i in range(200)]
     assert client.get_run(tracker.run_id()).data.metrics["timing_s_/learn"] == 398.0
     path = client.download_artifacts(tracker.run_id(), "config.json", str(tmp_path))
-    assert json.loads(open(path).read()) == config
+    assert json.loads(Path(path).read_bytes()) == config
 
 
 def test_case_h_f1_illegal_names_become_legal_and_stay_distinct():

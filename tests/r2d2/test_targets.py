@@ -66,7 +66,8 @@ def test_what_lies_behind_the_end_may_be_anything():
 
 def test_targets_are_float32_and_without_gradient_whatever_the_networks_compute_in():
     online = ONLINE.clone().bfloat16().requires_grad_()
-    found = targets(online=online, target=TARGET.bfloat16(), epsilon=1e-3)
+    found = targets(online=online, target=TARGET.bfloat16() / 7, epsilon=1e-3)
+    assert torch.equal(found, targets(target=(TARGET.bfloat16() / 7).float(), epsilon=1e-3))
     assert found.dtype == torch.float32
     assert not found.requires_grad
 

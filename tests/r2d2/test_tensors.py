@@ -25,9 +25,9 @@ def batch(network):
     return join([cut(play(network, steps, ends, seed), GEOMETRY)[0] for seed, (steps, ends) in enumerate(episodes)])
 
 
-def window_of(batch, spec, geometry=GEOMETRY, stored=GEOMETRY):
+def window_of(batch, spec, geometry=GEOMETRY):
     return window_tensors(
-        batch, geometry, stored, core=spec.core, num_actions=spec.num_actions, life_loss="off", device=CPU
+        batch, geometry, GEOMETRY, core=spec.core, num_actions=spec.num_actions, life_loss="roll", device=CPU
     )
 
 

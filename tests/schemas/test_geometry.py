@@ -28,9 +28,7 @@ def test_every_step_is_trained_as_often_as_counted_and_owned_once(unroll, stride
     geometry = SequenceGeometry(burn_in=3, unroll=unroll, bootstrap=2, stride=stride)
     last = next(k for k in range(steps + 1) if k * stride + unroll >= steps)
     assert geometry.last_sequence(steps) == last
-    trained = Counter(
-        step for k in range(last + 1) for step in range(k * stride, min(k * stride + unroll, steps))
-    )
+    trained = Counter(step for k in range(last + 1) for step in range(k * stride, min(k * stride + unroll, steps)))
     assert trained == {step: geometry.times_trained(step, steps) for step in range(steps)}
     windows = [geometry.window(k, steps, ended=True) for k in range(last + 1)]
     owned = geometry.owned_steps(

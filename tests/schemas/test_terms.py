@@ -23,9 +23,39 @@ TERMS = DatasetTerms(
     core=CoreSpec(kind="lstm", layers=2, width=8),
 )
 # The columns of schema version 1, in their order. A new column is a new version.
-VERSION_1 = """collector sequence episode start lane first_valid num_steps num_observations ends observation action reward
-terminated truncated life_lost greedy previous_action previous_reward core_h core_c unroll_core_h unroll_core_c probe_core
-initial_priority version_first version_last lineage epsilon episode_return env_steps checksum""".split()
+VERSION_1 = [
+    "collector",
+    "sequence",
+    "episode",
+    "start",
+    "lane",
+    "first_valid",
+    "num_steps",
+    "num_observations",
+    "ends",
+    "observation",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "life_lost",
+    "greedy",
+    "previous_action",
+    "previous_reward",
+    "core_h",
+    "core_c",
+    "unroll_core_h",
+    "unroll_core_c",
+    "probe_core",
+    "initial_priority",
+    "version_first",
+    "version_last",
+    "lineage",
+    "epsilon",
+    "episode_return",
+    "env_steps",
+    "checksum",
+]
 
 
 def test_terms_are_the_same_after_a_round_trip():

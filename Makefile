@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench bench-collect clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -28,8 +28,10 @@ lint: $(READY)  ## Style, formatting, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(READY)  ## Benchmarks, each against its bound.
-	$(BIN)/python -m pytest tests/benchmarks -m slow -s
+bench: bench-collect  ## All benchmarks, each against its bound.
+
+bench-collect: $(READY)  ## Where a collector's time goes.
+	$(BIN)/python -m tests.benchmarks.collect
 
 clean:  ## Remove the environment and what the demo made.
 	rm -rf $(VENV) .demo

@@ -1,5 +1,6 @@
 """The acting side of a dataset's terms: a policy that takes up published parameters and prices new sequences."""
 
+from collections.abc import Sequence as Many
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,12 @@ from schemas.terms import DatasetTerms
 class ActingPolicy:
     """Acts uniformly at random until it is given parameters.
 
+    Args:
+        groups: lanes of each group that acts by itself; together they span the ladder.
+        ladder: ``OFFSET:TOTAL``, or None for a ladder of these lanes alone.
+
     Attributes:
-        policy: for a ``Rollout``.
+        policies: one per group, for its ``Rollout``.
         version: of the parameters in use, -1 while there are none.
     """
 
@@ -26,7 +31,7 @@ class ActingPolicy:
         self,
         terms: DatasetTerms,
         learner: LearnerConfig,
-        lanes: int,
+        groups: Many[int],
         ladder: str | None,
         generator: np.random.Generator,
         device: str,
@@ -34,8 +39,13 @@ class ActingPolicy:
         self.terms = terms
         self.version = -1
         self._learner, self._device = learner, device
-        epsilons = epsilon_ladder(lanes, **_ladder(ladder))
-        self.policy = RecurrentPolicy(terms.core, terms.env.num_actions, epsilons, generator, device)
+        epsilons = epsilon_ladder(sum(groups), **_ladder(ladder))
+        self.policies = [
+            RecurrentPolicy(terms.core, terms.env.num_actions, rungs, own_generator, device)
+            for rungs, own_generator in zip(
+                np.split(epsilons, np.cumsum(groups)[:-1]), generator.spawn(len(groups)), strict=True
+            )
+        ]
 
     @property
     def has_network(self) -> bool:
@@ -81,7 +91,9 @@ class ActingPolicy:
                 f"frame_stack of the network is {spec.frame_stack}; allowed: at most "
                 f"{self.terms.geometry.frame_stack}, the dataset's"
             )
-        self.policy.set_network(network_of(params), params.version, params.lineage)
+        network = network_of(params)
+        for policy in self.policies:
+            policy.set_network(network, params.version, params.lineage)
         self.version = params.version
 
     def initial_priorities(self, batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:

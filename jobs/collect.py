@@ -22,7 +22,7 @@ from jobs.presets import CoreOptions, Preset, laptop
 from jobs.stopping import StopRequest
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
-from pipeline.environments import make_lanes
+from pipeline.environments import make_lane_groups
 from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
 from pipeline.rollout import Rollout
@@ -115,19 +115,24 @@ def main(argv: Sequence[str]) -> int:
         flags, preset, stored_terms = read_flags(CollectFlags, argv, "collect.py")
         act, store = flags.act, flags.source.store()
         environment = flags.source.environment(preset, stored_terms)
-        lanes = make_lanes(environment, act.envs, act.threads)
-        terms = DatasetTerms(env=lanes.spec, geometry=flags.window, core=flags.core.spec())
+        groups = make_lane_groups(environment, act.envs, act.threads)
+        terms = DatasetTerms(env=groups[0].spec, geometry=flags.window, core=flags.core.spec())
         seed = act.seed if act.seed is not None else secrets.randbelow(MAX_SEED)
         collector_id = new_collector_id()
         resolved = {**asdict(flags), "dataset": str(store.root), "terms": asdict(terms), "seed": seed}
         if act.dry_run:
             dry_run(resolved)
         torch.set_num_threads(act.threads)
-        policy = ActingPolicy(terms, preset.learner, act.envs, act.ladder, np.random.default_rng(seed), act.device)
+        generator = np.random.default_rng(seed)
+        sizes = [lanes.num_lanes for lanes in groups]
+        policy = ActingPolicy(terms, preset.learner, sizes, act.ladder, generator, act.device)
         if act.params is not None:
             policy.use_file(act.params)
         follower = RunFollower(store, flags.follow.follow, when_silent=flags.follow.when_silent)
-        rollout = Rollout(lanes, policy.policy, terms.geometry.frame_stack, seed)
+        rollouts = [
+            Rollout(lanes, own_policy, terms.geometry.frame_stack, seed + first_lane)
+            for lanes, own_policy, first_lane in zip(groups, policy.policies, (0, sizes[0]), strict=False)
+        ]
         _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
     stop = StopRequest().listen()
@@ -135,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     collector = Collector(
         store=store,
         collector=collector_id,
-        rollout=rollout,
+        rollouts=rollouts,
         builder=SequenceBuilder(terms, collector_id, act.envs),
         writer=writer,
         follower=follower,
@@ -161,7 +166,8 @@ def main(argv: Sequence[str]) -> int:
                 writer.flush()
             else:
                 collector.finish()
-            lanes.close()
+            for lanes in groups:
+                lanes.close()
             counts = collector.counts
             tracker.metrics(_metrics(counts, writer, policy, 0.0), counts.env_steps)
             tracker.close(failed=failed)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ class RefreshConfig:
     """How often to look for newer parameters.
 
     Attributes:
-        refresh_env_steps: steps per lane between two looks (paper: 400).
+        refresh_env_steps: steps per lane between two looks for newer parameters (paper: 400).
         refresh_seconds: look at least this often, for slow environments.
     """
 
@@ -54,7 +55,11 @@ class CollectorCounts:
 class Collector:
     """One incarnation at work. ``turn`` does one vector step, or waits a moment when it must not run ahead.
 
+    Its lanes may be split into two groups that take turns: while the policy acts for one, the emulator's threads work
+    on the other. (Pong, the paper's network, one thread each on two cores: see ``make bench-collect``.)
+
     Args:
+        rollouts: the groups, lanes in order; one, or two to overlap emulator and policy.
         use_params: takes the bytes of new parameters; None keeps to the policy as it is (``--params FILE``).
         follower: says which learner's record tells how far this collector may go.
     """
@@ -64,7 +69,7 @@ class Collector:
         *,
         store: LocalStore,
         collector: str,
-        rollout: Rollout,
+        rollouts: Many[Rollout],
         builder: SequenceBuilder,
         writer: ShardWriter,
         follower: RunFollower,
@@ -73,13 +78,15 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._collector = store, collector
-        self._rollout, self._builder, self._writer = rollout, builder, writer
+        self._rollouts, self._builder, self._writer = rollouts, builder, writer
+        self._first_lanes = [sum(rollout.num_lanes for rollout in rollouts[:i]) for i in range(len(rollouts))]
+        self._turn = 0
         self._follower, self._use_params, self._refresh, self._clock = follower, use_params, refresh, clock
         self._poller: tuple[str, ParamsPoller] | None = None
         self._calls_since_poll = 0
         self._polled_at = self._followed_at = -np.inf
-        self._returns: np.ndarray | None = None
-        self._lengths: np.ndarray | None = None
+        num_lanes = sum(rollout.num_lanes for rollout in rollouts)
+        self._returns, self._lengths = np.zeros(num_lanes), np.zeros(num_lanes, np.int64)
         self._sequences = 0
         self.counts = CollectorCounts()
         self.waits_for = ""
@@ -94,20 +101,30 @@ class Collector:
             time.sleep(WAIT_SECONDS)
             self.counts.waiting_seconds += self._clock() - started
             return
-        step = self._rollout.step()
-        self._count(step)
-        for sequence in self._builder.record(step):
-            self._writer.add(sequence)
-            self._sequences += 1
+        acting, observing = self._turn, (self._turn + 1) % len(self._rollouts)
+        self._rollouts[acting].act()
+        if self._rollouts[observing].in_flight:
+            self._take_in(observing)
+        self._turn = observing
         self._writer.maybe_flush()
         self._calls_since_poll += 1
 
     def finish(self) -> None:
         """Write the open sequences as cut, with their initial priorities; everything is durable afterwards."""
-        observation, act = self._rollout.look()
-        for sequence in self._builder.cut(observation, act.q_values):
-            self._writer.add(sequence)
+        for group, rollout in enumerate(self._rollouts):
+            if rollout.in_flight:
+                self._take_in(group)
+            observation, act = rollout.look()
+            for sequence in self._builder.cut(observation, act.q_values, self._first_lanes[group]):
+                self._writer.add(sequence)
         self._writer.flush()
+
+    def _take_in(self, group: int) -> None:
+        step = self._rollouts[group].observe()
+        self._count(step, self._first_lanes[group])
+        for sequence in self._builder.record(step, self._first_lanes[group]):
+            self._writer.add(sequence)
+            self._sequences += 1
 
     def _follow(self) -> None:
         now = self._clock()
@@ -125,21 +142,20 @@ class Collector:
             self._poller = run, ParamsPoller(self._store, run)
             self._polled_at = -np.inf
         now = self._clock()
-        is_due = self._calls_since_poll >= self._refresh.refresh_env_steps
+        is_due = self._calls_since_poll >= self._refresh.refresh_env_steps * len(self._rollouts)
         if is_due or now - self._polled_at >= self._refresh.refresh_seconds:
             self._calls_since_poll, self._polled_at = 0, now
             data = self._poller[1].poll()
             if data is not None:
                 self._use_params(data)
 
-    def _count(self, step: VectorStep) -> None:
-        if self._returns is None or self._lengths is None:
-            self._returns, self._lengths = np.zeros(len(step.reward)), np.zeros(len(step.reward), np.int64)
+    def _count(self, step: VectorStep, first_lane: int) -> None:
+        lanes = slice(first_lane, first_lane + len(step.reward))
         self.counts.env_steps += int(step.is_transition.sum())
         self.counts.versions_used.add(step.act.version)
-        self._returns += step.reward
-        self._lengths += step.is_transition
-        for lane in np.flatnonzero(step.terminated | step.truncated):
+        self._returns[lanes] += step.reward
+        self._lengths[lanes] += step.is_transition
+        for lane in first_lane + np.flatnonzero(step.terminated | step.truncated):
             self.counts.episodes += 1
             self.counts.finished.append((int(lane), float(self._returns[lane]), int(self._lengths[lane])))
             self._returns[lane] = self._lengths[lane] = 0

@@ -73,12 +73,10 @@ class BatchDecoder:
             for index in remaining:  # Shared by the threads: each takes the next row, so a slow one holds up nobody.
                 ok[index] = ok[index] and _decodes(rows[index].frame, observation[index])
 
+        futures = [self._pool.submit(decode_remaining) for _ in range(self._threads)] if self._pool else []
+        batch = unpack_rows(records, [row.probe for row in rows], observation, self._layout)
         if self._pool is None:
             decode_remaining()
-            futures = []
-        else:
-            futures = [self._pool.submit(decode_remaining) for _ in range(self._threads)]
-        batch = unpack_rows(records, [row.probe for row in rows], observation, self._layout)
         for future in futures:
             future.result()
         return batch, ok

@@ -283,8 +283,6 @@ class RunFollower:
     def _choose(self, now: float) -> None:
         runs = self._runs
         live = [name for name in runs if runs[name].is_live(now)]
-        if self.run in live:
-            return
         if len(runs) > 1 and any(each.may_turn_out_live(now) for each in runs.values()):
             self.reason = f"watching which run is live: {', '.join(runs)}"
             return

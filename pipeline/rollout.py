@@ -33,7 +33,7 @@ class VectorStep:
     """One call of the environment: what each lane saw, did, and what that brought.
 
     Attributes:
-        stack: ``[N, K, *shape]``, the observation acted on is its last frame. Valid until the next step only.
+        stack: ``[N, K, *shape]``, the observation acted on is its last frame.
         first: bool ``[N]``, the observation starts an episode (or, in ``reset`` mode, a life).
         act: what the policy said; for lanes that were only reset its action was ignored, its q_values are those of
             the final observation.
@@ -60,7 +60,7 @@ class Rollout:
     """
 
     def __init__(self, lanes: Lanes, policy: Policy, frame_stack: int, seed: int) -> None:
-        self._lanes, self._policy = lanes, policy
+        self._lanes, self._policy, self.num_lanes = lanes, policy, lanes.num_lanes
         self._resets_at_life_loss = lanes.spec.life_loss == "reset"
         n, observation = lanes.num_lanes, lanes.reset(seed)
         self._stack = np.zeros((n, frame_stack, *lanes.spec.observation.shape), lanes.spec.observation.dtype)
@@ -68,15 +68,32 @@ class Rollout:
         self._first = np.ones(n, bool)
         self._previous_action = np.full(n, NO_ACTION)
         self._previous_reward = np.zeros(n, np.float32)
+        self._sent: tuple[ActOutput, np.ndarray] | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """``act`` has been called and ``observe`` has not."""
+        return self._sent is not None
 
     def step(self) -> VectorStep:
         """Act once in every lane and return what came of it."""
-        stack, first, act = self._stack, self._first, self._act()
-        epsilons = self._policy.epsilons.copy()
+        self.act()
+        return self.observe()
+
+    def act(self) -> None:
+        """Choose actions and hand them to the environment, whose threads may run until ``observe``."""
+        act = self._act()
         self._lanes.send(act.action)
+        self._sent = act, self._policy.epsilons.copy()
+
+    def observe(self) -> VectorStep:
+        """Wait for what came of the last ``act``."""
+        assert self._sent is not None, "observe without act"
+        (act, epsilons), self._sent = self._sent, None
+        stack, first = self._stack, self._first
         result = self._lanes.recv()
         was_reset = ~result.is_transition
-        # A new array each time: the one that goes out stays as it was until the next step has been taken.
+        # A new array each time: the one that goes out stays as it was.
         self._stack = np.empty_like(stack)
         self._stack[:, :-1] = stack[:, 1:]
         self._stack[was_reset, :-1] = 0

@@ -51,35 +51,37 @@ class SequenceBuilder:
         self._sequences = 0
         self._env_steps = 0
 
-    def record(self, step: VectorStep) -> list[Sequence]:
-        """Take one vector step; returns the sequences that it completed."""
+    def record(self, step: VectorStep, first_lane: int = 0) -> list[Sequence]:
+        """Take one vector step of the lanes from ``first_lane`` on; returns the sequences that it completed."""
         emitted: list[Sequence] = []
-        for lane in np.flatnonzero(self._ends):
-            emitted += self._finish(lane, step.stack[lane, -1], step.act.q_values[lane])
-        (moved,) = np.nonzero(step.is_transition)
-        for lane in moved[step.first[moved]]:
-            self._begin(lane, step.stack[lane, :-1])
-        self._write(step, moved)
-        self._steps[moved] += 1
-        self._game_return[moved] += step.reward[moved]
-        self._ends[moved] = self._how_it_ended(step)[moved]
+        for row in np.flatnonzero(self._ends[first_lane : first_lane + len(step.reward)]):
+            emitted += self._finish(first_lane + row, step.stack[row, -1], step.act.q_values[row])
+        (rows,) = np.nonzero(step.is_transition)
+        lanes = first_lane + rows
+        for row in rows[step.first[rows]]:
+            self._begin(first_lane + row, step.stack[row, :-1])
+        self._write(step, rows, lanes)
+        self._steps[lanes] += 1
+        self._game_return[lanes] += step.reward[rows]
+        self._ends[lanes] = self._how_it_ended(step)[rows]
         past_last_row = self._next * self._geometry.stride + self._geometry.unroll + self._geometry.bootstrap
-        for lane in moved[self._steps[moved] >= past_last_row[moved]]:
+        for lane in lanes[self._steps[lanes] >= past_last_row[lanes]]:
             emitted.append(self._cut_window(lane))
         return emitted
 
-    def cut(self, observation: np.ndarray, q_values: np.ndarray) -> list[Sequence]:
-        """Close every open episode at a stop; returns its sequences, which bootstrap from ``observation``.
+    def cut(self, observation: np.ndarray, q_values: np.ndarray, first_lane: int = 0) -> list[Sequence]:
+        """Close the open episodes of lanes at a stop; returns their sequences, which bootstrap from ``observation``.
 
         Args:
-            observation: ``[N, *shape]``, seen but not acted on.
+            observation: ``[N, *shape]`` of the lanes from ``first_lane`` on, seen but not acted on.
             q_values: ``[N, A]`` of it.
         """
-        self._ends[(self._steps > 0) & (self._ends == CONTINUES)] = CUT
+        lanes = np.arange(first_lane, first_lane + len(observation))
+        self._ends[lanes[(self._steps[lanes] > 0) & (self._ends[lanes] == CONTINUES)]] = CUT
         return [
             sequence
-            for lane in np.flatnonzero(self._ends)
-            for sequence in self._finish(lane, observation[lane], q_values[lane])
+            for lane in lanes[self._ends[lanes] != CONTINUES]
+            for sequence in self._finish(lane, observation[lane - first_lane], q_values[lane - first_lane])
         ]
 
     def _begin(self, lane: int | np.intp, history: np.ndarray) -> None:
@@ -89,12 +91,12 @@ class SequenceBuilder:
         self._episode[lane] = self._episodes_begun
         self._episodes_begun += 1
 
-    def _write(self, step: VectorStep, moved: np.ndarray) -> None:
-        at = moved, self._steps[moved] % self._ring
-        self._frames[at] = step.stack[moved, -1]
-        self._q_values[at] = step.act.q_values[moved]
+    def _write(self, step: VectorStep, rows: np.ndarray, lanes: np.ndarray) -> None:
+        at = lanes, self._steps[lanes] % self._ring
+        self._frames[at] = step.stack[rows, -1]
+        self._q_values[at] = step.act.q_values[rows]
         for state, now in zip(self._states, step.act.core, strict=True):
-            state[at] = now[moved]
+            state[at] = now[rows]
         brought = {
             "action": step.act.action,
             "reward": step.reward,
@@ -104,8 +106,8 @@ class SequenceBuilder:
             "greedy": step.act.greedy,
         }
         for name, values in brought.items():
-            self._rows[name][at] = values[moved]
-        self._epsilons[at] = step.epsilons[moved]
+            self._rows[name][at] = values[rows]
+        self._epsilons[at] = step.epsilons[rows]
         self._versions[at] = step.act.version
         if step.act.lineage not in self._known_lineages:
             self._known_lineages.append(step.act.lineage)

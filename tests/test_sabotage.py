@@ -27,11 +27,11 @@ LSTM = CoreSpec(kind="lstm", layers=1, width=16)
 class StateOneStepLate(SequenceBuilder):
     """Stores the state after the observation was consumed instead of before."""
 
-    def _write(self, step, moved):
-        super()._write(step, moved)
-        late = self._steps[moved] % self._ring
+    def _write(self, step, rows, lanes):
+        super()._write(step, rows, lanes)
+        late = self._steps[lanes] % self._ring
         for ring in self._states:
-            ring[moved, (late - 1) % self._ring] = ring[moved, late]
+            ring[lanes, (late - 1) % self._ring] = ring[lanes, late]
 
 
 class PreviousActionShifted(SequenceBuilder):

@@ -4,6 +4,6 @@ To add an environment of your own, register it with gymnasium and name it as ``m
 """
 
 from pipeline.environments.lanes import EnvironmentConfig, Lanes, LaneStep
-from pipeline.environments.make import make_lanes
+from pipeline.environments.make import make_lane_groups, make_lanes
 
-__all__ = ["EnvironmentConfig", "LaneStep", "Lanes", "make_lanes"]
+__all__ = ["EnvironmentConfig", "LaneStep", "Lanes", "make_lane_groups", "make_lanes"]

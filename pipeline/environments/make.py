@@ -7,6 +7,18 @@ from pipeline.environments.gym import make_gym_lanes
 from pipeline.environments.lanes import EnvironmentConfig, Lanes
 
 
+def make_lane_groups(config: EnvironmentConfig, num_lanes: int, threads: int = 1) -> list[Lanes]:
+    """N lanes as the groups that a collector lets take turns.
+
+    Two for Atari, whose emulator works in threads of its own between ``send`` and ``recv``; one for environments that
+    step in the caller's thread.
+    """
+    if not is_atari(config.env_id) or num_lanes < 2:
+        return [make_lanes(config, num_lanes, threads)]
+    half = num_lanes // 2
+    return [make_lanes(config, lanes, threads) for lanes in (num_lanes - half, half)]
+
+
 def make_lanes(config: EnvironmentConfig, num_lanes: int, threads: int = 1) -> Lanes:
     """Make N lanes. ``threads`` is the number of emulator threads (Atari).
 

@@ -141,6 +141,15 @@ class DictionaryReplay:
     def maximum(self) -> float:
         return max((each.priority for each in self.held.values()), default=1.0)
 
+    def oldest(self) -> dict[str, int]:
+        held = {each.identity for each in self.held.values()}
+        numbers: dict[str, int] = {}
+        for collector, shards in self.quarry.shards.items():
+            for name in shards:
+                if held.intersection(self.quarry.identities(name)):
+                    numbers.setdefault(collector, name.number)
+        return numbers
+
     def poll(self) -> None:
         new = sorted(set(self.published) - self.polled, key=self.quarry.written_seconds.__getitem__)
         self.polled |= set(new)

@@ -168,7 +168,7 @@ def make_sequences(terms: DatasetTerms, number: int, **stream: Any) -> list[Sequ
 
 
 def q_spread(batch: SequenceBatch, q_values: np.ndarray) -> np.ndarray:
-    """A stand-in for the real initial priorities: deterministic, different for every sequence, NaN without a network."""
+    """A stand-in for the real initial priorities: another for every sequence, NaN without a network."""
     known = [values[~np.isnan(values)] for values in q_values]
     return np.array([values.std() if values.size else np.nan for values in known], np.float32)
 

@@ -139,6 +139,23 @@ def test_what_stops_a_thread_is_raised_to_the_learner(store, method, monkeypatch
             batches.next(PATIENCE_SECONDS)
 
 
+def test_what_stops_a_thread_wakes_a_waiting_learner(store, monkeypatch):
+    replay = make_replay(store, min_sequences=50)
+
+    def fail(*_, **__):
+        raise OSError("no poll today")
+
+    with Prefetcher(replay, 8, poll_seconds=0.01) as batches:
+        assert batches.next(0.05) is None
+        later = threading.Timer(0.2, monkeypatch.setattr, (replay, "poll", fail))
+        later.start()
+        started = time.monotonic()
+        with pytest.raises(OSError, match="no poll today"):
+            batches.next(PATIENCE_SECONDS)
+        assert time.monotonic() - started < PATIENCE_SECONDS / 2
+        later.join()
+
+
 def test_closing_ends_the_threads_at_once_even_while_they_wait(store):
     hungry = Prefetcher(make_replay(store, min_sequences=50), 8, poll_seconds=60).start()
     full = Prefetcher(make_replay(store), 8, poll_seconds=60).start()

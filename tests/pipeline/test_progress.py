@@ -257,6 +257,19 @@ def test_a_run_that_stalls_beside_an_old_crashed_one_stays_followed(store, clock
     assert follower.run == "mine"
 
 
+def test_a_run_that_closes_beside_an_old_crashed_one_stays_followed(store, clock):
+    say(store, "crashed")
+    say(store, "mine")
+    follower = RunFollower(store, clock=clock)
+    follower.poll()
+    beat_all(follower, store, clock, ["mine"], range(2, 10))
+    say(store, "mine", 10, closed=True)
+    for _ in range(20):
+        clock.now += 1
+        follower.poll()
+    assert follower.may_collect(10**9, "me") == (True, "run mine has closed")
+
+
 def test_a_dead_run_is_left_for_the_only_live_one(store, clock):
     say(store, "crashed", beat=99)
     follower = RunFollower(store, clock=clock)

@@ -75,7 +75,8 @@ def check_counts(replay, model):
     expected = (len(model.held), model.inserted, model.stale, model.refused, 0, 0)
     assert tuple(metrics[name] for name in counted) == expected
     assert metrics["max_priority"] == model.maximum()
-    assert replay.progress(0).sequences_seen == model.seen
+    progress = replay.progress(0)
+    assert (progress.sequences_seen, progress.oldest) == (model.seen, model.oldest())
 
 
 @given(
@@ -239,15 +240,25 @@ def test_a_corrupt_row_is_replaced_named_counted_and_never_drawn_again(store, ca
     assert restarted.metrics()["corrupt_rows"] == 2
 
 
+def test_what_replaces_a_corrupt_row_comes_with_its_own_probability(store):
+    flip_bits_in_a_frame(store, shards_in(store)[2], 3)
+    replay = make_replay(store, alpha=1.0)
+    replay.poll()
+    replay.update_priorities(np.arange(60), np.where(np.arange(60) == 19, 1e9, 1.0))
+    sample = replay.sample(16)
+    np.testing.assert_allclose(sample.probabilities, 1 / 59)
+    assert 19 not in sample.ids
+
+
 def test_a_dataset_of_corrupt_rows_only_has_nothing_to_draw(tmp_path):
     store = make_dataset(tmp_path, TERMS, 2, per_shard=2)
     for row in (0, 1):
         flip_bits_in_a_frame(store, shards_in(store)[0], row)
     replay = make_replay(store)
     replay.poll()
-    assert replay.sample(2) is None
+    assert replay.sample(16) is None
     assert "none of the 2 held can be read" in replay.waits_for()
-    assert replay.metrics()["samples"] == 0
+    assert (replay.metrics()["samples"], replay.metrics()["corrupt_rows"]) == (0, 2)
 
 
 def test_a_shard_that_goes_bad_after_it_was_admitted_is_given_up_once(store, caplog):
@@ -282,6 +293,22 @@ def test_a_dataset_moved_away_and_back_loses_nothing(store, tmp_path, caplog):
     metrics = replay.metrics()
     assert (metrics["samples"], metrics["bad_shards"], metrics["size"]) == (60 * 16, 0, 60)
     assert not caplog.records
+
+
+def test_a_dataset_moved_away_between_listing_and_opening_loses_nothing(store, tmp_path, monkeypatch):
+    replay = make_replay(store)
+    look = replay._held.index.look
+
+    def look_and_lose():
+        found = look()
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay._held.index, "look", look_and_lose)
+        assert replay.poll() == (0, 0, 0)
+    (tmp_path / "elsewhere").rename(tmp_path / "data")
+    assert replay.poll() == (8, 60, 0)
 
 
 def test_files_that_are_no_shards_are_named_once_and_left_alone(store, caplog):

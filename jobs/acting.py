@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jobs.console import warn
+from jobs.parameters import read_parameters, refuse_misfit
 from r2d2.config import LearnerConfig
 from r2d2.exploration import epsilon_ladder
 from r2d2.policy import RecurrentPolicy
@@ -14,16 +15,20 @@ from r2d2.serialize import Parameters, network_of, params_from_bytes
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
+EVALUATION_EPSILON = 0.001  # Kapturowski et al. 2019, appendix.
+
 
 class ActingPolicy:
     """Acts uniformly at random until it is given parameters.
 
     Args:
+        learner: prices new sequences while no parameters have come that say how their learner does.
         groups: lanes of each group that acts by itself; together they span the ladder.
         ladder: ``OFFSET:TOTAL``, or None for a ladder of these lanes alone.
 
     Attributes:
         policies: one per group, for its ``Rollout``.
+        evaluation_policy: of ``evaluation_lanes`` lanes that act at epsilon 0.001.
         version: of the parameters in use, -1 while there are none.
     """
 
@@ -35,6 +40,7 @@ class ActingPolicy:
         ladder: str | None,
         generator: np.random.Generator,
         device: str,
+        evaluation_lanes: int = 0,
     ) -> None:
         self.terms = terms
         self.version = -1
@@ -46,6 +52,14 @@ class ActingPolicy:
                 np.split(epsilons, np.cumsum(groups)[:-1]), generator.spawn(len(groups)), strict=True
             )
         ]
+
+        self.evaluation_policy = RecurrentPolicy(
+            terms.core,
+            terms.env.num_actions,
+            np.full(evaluation_lanes, EVALUATION_EPSILON),
+            generator.spawn(1)[0],
+            device,
+        )
 
     @property
     def has_network(self) -> bool:
@@ -70,29 +84,22 @@ class ActingPolicy:
 
     def use_file(self, path: Path) -> None:
         """Act with the parameters in a file from now on. Raises ValueError when they cannot be used."""
-        try:
-            params = params_from_bytes(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"params is {str(path)!r}; allowed: what a learner has published ({error})") from error
-        self._use(params)
+        self._use(read_parameters(path, "params"))
 
     def _use(self, params: Parameters) -> None:
-        spec, env = params.spec, self.terms.env
-        fits = {
-            "actions": (spec.num_actions, env.num_actions),
-            "observation": (spec.observation, env.observation),
-            "core": (spec.core, self.terms.core),
-        }
-        for name, (theirs, ours) in fits.items():
-            if theirs != ours:
-                raise ValueError(f"{name} of the network is {theirs}; allowed: {ours}, as {env.env_id} has here")
+        spec = params.spec
+        refuse_misfit(spec, self.terms.env)
+        if spec.core != self.terms.core:
+            raise ValueError(f"core of the network is {spec.core}; allowed: {self.terms.core}, the dataset's")
         if spec.frame_stack > self.terms.geometry.frame_stack:
             raise ValueError(
                 f"frame_stack of the network is {spec.frame_stack}; allowed: at most "
                 f"{self.terms.geometry.frame_stack}, the dataset's"
             )
+        if params.acting is not None:
+            self._learner = self._learner.with_acting_values(params.acting)
         network = network_of(params)
-        for policy in self.policies:
+        for policy in (*self.policies, self.evaluation_policy):
             policy.set_network(network, params.version, params.lineage)
         self.version = params.version
 

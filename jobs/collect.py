@@ -6,7 +6,6 @@ python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
 
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from jobs.acting import ActingPolicy
+from jobs.collecting import CollectRun
 from jobs.command_line import dry_run, refuse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
@@ -22,19 +22,21 @@ from jobs.presets import CoreOptions, Preset, laptop
 from jobs.stopping import StopRequest
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
-from pipeline.environments import make_lane_groups
+from pipeline.environments import EnvironmentFailure, make_lane_groups, make_lanes
 from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
+from pipeline.spool import Spool, SpoolConfig
 from pipeline.store import LocalStore
 from pipeline.tracking import TrackingConfig, make_tracker
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
-METRICS_SECONDS = 10.0
-MAX_SEED = 2**30  # Lane i takes seed + i, and the emulator takes 31 bits.
+EVALUATION_SEED = 2**29
+LEFTOVER_SECONDS = 5.0  # Temporary files of killed writers; living ones hold a lock on theirs.
+MAX_SEED = 2**29  # Lane i takes seed + i, and the emulator takes 31 bits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class ActFlags:
         max_minutes: stop after this many minutes.
         params: act with the fixed parameters in this file instead of following a learner.
         ladder: ``OFFSET:TOTAL``, where this process's lanes stand on a ladder shared by several.
+        eval_lanes: further lanes that act at epsilon 0.001, are logged, and write no sequences.
         device: of the acting network.
         dry_run: print the resolved configuration and stop.
     """
@@ -60,6 +63,7 @@ class ActFlags:
     max_minutes: float | None = None
     params: Path | None = None
     ladder: str | None = None
+    eval_lanes: int = 0
     device: str = "cpu"
     dry_run: bool = False
 
@@ -68,6 +72,8 @@ class ActFlags:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
+        if self.eval_lanes < 0:
+            raise ValueError(f"eval_lanes is {self.eval_lanes}; allowed: 0 or more")
         if self.seed is not None and not 0 <= self.seed < MAX_SEED:
             raise ValueError(f"seed is {self.seed}; allowed: 0 to {MAX_SEED - 1}")
 
@@ -97,6 +103,7 @@ class CollectFlags:
     follow: FollowFlags = field(default_factory=FollowFlags)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     writer: WriterConfig = field(default_factory=WriterConfig)
+    spool: SpoolConfig = field(default_factory=SpoolConfig)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     @classmethod
@@ -125,7 +132,9 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(act.threads)
         generator = np.random.default_rng(seed)
         sizes = [lanes.num_lanes for lanes in groups]
-        policy = ActingPolicy(terms, preset.learner, sizes, act.ladder, generator, act.device)
+        policy = ActingPolicy(
+            terms, preset.learner, sizes, act.ladder, generator, act.device, evaluation_lanes=act.eval_lanes
+        )
         if act.params is not None:
             policy.use_file(act.params)
         follower = RunFollower(store, flags.follow.follow, when_silent=flags.follow.when_silent)
@@ -133,105 +142,66 @@ def main(argv: Sequence[str]) -> int:
             Rollout(lanes, own_policy, terms.geometry.frame_stack, seed + first_lane)
             for lanes, own_policy, first_lane in zip(groups, policy.policies, (0, sizes[0]), strict=False)
         ]
+        evaluation = None
+        if act.eval_lanes:
+            evaluation_lanes = make_lanes(environment, act.eval_lanes, 1)
+            evaluation = Rollout(
+                evaluation_lanes, policy.evaluation_policy, terms.geometry.frame_stack, seed + EVALUATION_SEED
+            )
         _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
     stop = StopRequest().listen()
     writer = ShardWriter(store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities)
+    spool = Spool(writer, flags.spool)
     collector = Collector(
         store=store,
         collector=collector_id,
         rollouts=rollouts,
         builder=SequenceBuilder(terms, collector_id, act.envs),
-        writer=writer,
+        spool=spool,
         follower=follower,
         use_params=None if act.params else policy.use_published,
         refresh=flags.refresh,
+        evaluation=evaluation,
     )
-    name = flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}"
-    tags = {"role": "collect", "game": terms.env.env_id, "dataset": store.root.name, "collector": collector_id}
     tracker = make_tracker(
-        TrackingConfig(uri=flags.tracking.tracking_uri, experiment=flags.tracking.experiment, run_name=name, tags=tags)
+        TrackingConfig(
+            uri=flags.tracking.tracking_uri,
+            experiment=flags.tracking.experiment,
+            run_name=flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}",
+            tags={
+                "role": "collect",
+                "game": terms.env.env_id,
+                "dataset": store.root.name,
+                "collector": collector_id,
+            },
+        )
     )
     tracker.params({**resolved, "provenance": provenance()})
-    failed = True
+    run = CollectRun(collector=collector, spool=spool, policy=policy, groups=groups, tracker=tracker)
+    problem, lost = None, 0
     with StatusLine("collect") as status:
         status.say(f"collect: {terms.env.env_id} into {store.root}, collector {collector_id}, seed {seed}")
         try:
-            _run(collector, writer, policy, tracker, status, stop, act)
-            failed = False
-        except (ValueError, OSError) as error:
-            refuse(error)
+            run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
+        except (ValueError, EnvironmentFailure) as error:
+            problem = error
         finally:
-            if failed:
-                writer.flush()
-            else:
-                collector.finish()
-            for lanes in groups:
-                lanes.close()
-            counts = collector.counts
-            tracker.metrics(_metrics(counts, writer, policy, 0.0), counts.env_steps)
-            tracker.close(failed=failed)
-        status.say(
-            f"collect: stopped ({stop.reason}): {counts.env_steps} env steps, {counts.episodes} episodes, "
-            f"{writer.sequences} sequences in {writer.shards} shards, {writer.bytes_published / 1e6:.1f} MB; "
-            f"{len(counts.versions_used - {-1})} parameter versions; MLflow run {tracker.run_id()}"
-        )
-    return 0
+            lost = run.close(failed=problem is not None)
+        status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
+    if problem is not None:
+        refuse(problem)
+    return 1 if lost else 0
 
 
 def _open_dataset(store: LocalStore, terms: DatasetTerms, collector_id: str, origin: dict) -> None:
     try:
         store.root.mkdir(parents=True, exist_ok=True)
+        store.clean_leftovers(LEFTOVER_SECONDS)
         agree_on_terms(store, terms)
         write_provenance(store, collector_id, origin)
     except OSError as error:
         refuse(f"dataset is {str(store.root)!r}; allowed: a folder that can be written ({error})")
-
-
-def _run(collector, writer, policy, tracker, status: StatusLine, stop: StopRequest, act: ActFlags) -> None:
-    counts = collector.counts
-    started = reported = time.monotonic()
-    reported_steps = 0
-    recent: list[float] = []
-    while not stop:
-        collector.turn()
-        for lane, episode_return, length in counts.take_finished():
-            recent = [*recent[-99:], episode_return]
-            values = {f"collect/episode_return/lane_{lane:02d}": episode_return, "collect/episode_steps": length}
-            tracker.metrics({**values, "collect/episode_return": episode_return}, counts.env_steps)
-        now = time.monotonic()
-        rate = (counts.env_steps - reported_steps) / max(now - reported, 1e-9)
-        if status.is_due:
-            waits = collector.waits_for or ("" if policy.has_network else policy.waits_for)
-            status.show(
-                waits,
-                env_steps=counts.env_steps,
-                steps_per_second=rate,
-                episodes=counts.episodes,
-                mean_return=float(np.mean(recent)) if recent else None,
-                version=policy.version,
-                sequences=writer.sequences,
-            )
-        if now - reported >= METRICS_SECONDS:
-            tracker.metrics(_metrics(counts, writer, policy, rate), counts.env_steps)
-            reported, reported_steps = now, counts.env_steps
-        if act.env_steps is not None and counts.env_steps >= act.env_steps:
-            stop.ask(f"{act.env_steps} env steps")
-        if act.max_minutes is not None and now - started >= 60 * act.max_minutes:
-            stop.ask(f"{act.max_minutes} minutes")
-
-
-def _metrics(counts, writer, policy, rate: float) -> dict[str, float]:
-    return {
-        "collect/env_steps": counts.env_steps,
-        "collect/frames": counts.env_steps * policy.terms.env.frame_skip,
-        "collect/env_steps_per_second": rate,
-        "collect/episodes": counts.episodes,
-        "collect/sequences": writer.sequences,
-        "collect/published_bytes": writer.bytes_published,
-        "collect/waiting_seconds": counts.waiting_seconds,
-        "collect/parameter_version": policy.version,
-    }
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ python jobs/learn.py --resume                     the newest run in this folder,
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from pipeline.prefetch import Prefetcher
 from pipeline.progress import ProgressWriter
 from pipeline.provenance import provenance
 from pipeline.replay import Replay, ReplayConfig
+from pipeline.retention import Retention, RetentionConfig
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import LearnerConfig
 from r2d2.learner import Learner
@@ -47,6 +48,7 @@ class TrainFlags:
         seed: of the network's initialisation and the draws.
         device: of the learner; default: cuda where there is a GPU, else cpu.
         threads: torch and decoding threads; default: half the cores, the odd one included.
+        offline: train on the dataset as it is: no ratio to keep, nothing is written into it.
         deterministic: no prefetch, every draw follows the last update: same data, same seed, same updates.
         run_dir: folder of checkpoints; default ``runs/<run name>`` in the current folder.
         resume: continue the run named by ``--run-name`` or ``--run-dir``, else the newest of this dataset.
@@ -58,6 +60,7 @@ class TrainFlags:
     seed: int = 0
     device: str | None = None
     threads: int = 1
+    offline: bool = False
     deterministic: bool = False
     run_dir: Path | None = None
     resume: bool = False
@@ -84,11 +87,14 @@ class LearnFlags:
     replay: ReplayConfig = field(default_factory=lambda: laptop().replay)
     limiter: LimiterConfig = field(default_factory=lambda: laptop().limiter)
     publish: PublishConfig = field(default_factory=PublishConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     def __post_init__(self) -> None:
         self.limiter.refuse_capacity(self.replay.capacity)
+        if self.train.offline and self.retention.deletes:
+            raise ValueError("retain_gb, retain_sequences are set; allowed: neither with --offline")
 
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "LearnFlags":
@@ -119,21 +125,23 @@ def main(argv: Sequence[str]) -> int:
         _check_identity(flags, preset, terms)
         torch.set_num_threads(flags.train.threads)
         training = _build(flags, terms, status)
-    failed = True
+    problem, failed = None, True
     try:
         with StatusLine("learn") as status:
             training.run(stop, status, updates=flags.train.updates, max_minutes=flags.train.max_minutes)
         failed = False
     except (ValueError, OSError) as error:
-        refuse(error)
+        problem = error
     finally:
-        training.close(failed=failed)
+        written = training.close(failed=failed)
         print(f"learn: stopped ({stop.reason or 'failed'}): {training.summary()}", flush=True)
-    return 0
+    if problem is not None:
+        refuse(problem)
+    return 0 if written else 1
 
 
 def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Training:
-    train, store = flags.train, flags.source.store()
+    train, store, offline = flags.train, flags.source.store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
         folder = find_run_to_resume(train.run_dir, name, store.root)
@@ -159,7 +167,7 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
         store,
         terms,
         flags.replay,
-        flags.limiter,
+        replace(flags.limiter, min_sequences=1, samples_per_insert=None) if offline else flags.limiter,
         generator=np.random.default_rng(train.seed),
         threads=train.threads,
     )
@@ -176,8 +184,9 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
         learner=learner,
         replay=replay,
         prefetcher=Prefetcher(replay, flags.limiter.batch_size, deterministic=train.deterministic),
-        progress=ProgressWriter(store, name, lambda: replay.progress(learner.updates)),
-        publisher=ParamsPublisher(store, name, flags.publish),
+        progress=None if offline else ProgressWriter(store, name, lambda: replay.progress(learner.updates)),
+        publisher=None if offline else ParamsPublisher(store, name, flags.publish),
+        retention=None if offline else Retention(store, flags.retention),
         folder=folder,
         tracker=tracker,
         config=flags.checkpoint,

@@ -14,14 +14,16 @@ from pipeline.params import ParamsPublisher
 from pipeline.prefetch import Prefetcher
 from pipeline.progress import ProgressWriter
 from pipeline.replay import Replay
+from pipeline.retention import Retention
 from pipeline.tracking import Tracker
 from r2d2.learner import Learner, LearnerOutput
-from r2d2.serialize import params_to_bytes, tensors_from_bytes, tensors_to_bytes
+from r2d2.serialize import tensors_from_bytes, tensors_to_bytes
 from schemas.records import ReplaySample
 
 METRICS_SECONDS = 10.0
 WAIT_SECONDS = 0.5
-LEARNER_BLOB, REPLAY_BLOB = "learner.safetensors", "replay.safetensors"
+RETRY_SECONDS = 5.0
+LEARNER_BLOB, REPLAY_BLOB, PARAMS_BLOB = "learner.safetensors", "replay.safetensors", "params.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +58,18 @@ class Training:
         learner: Learner,
         replay: Replay,
         prefetcher: Prefetcher,
-        progress: ProgressWriter,
-        publisher: ParamsPublisher,
+        progress: ProgressWriter | None,
+        publisher: ParamsPublisher | None,
+        retention: Retention | None,
         folder: RunFolder,
         tracker: Tracker,
         config: CheckpointConfig,
     ) -> None:
         self._learner, self._replay, self._prefetcher, self._progress = learner, replay, prefetcher, progress
         self._publisher, self._folder, self._tracker, self._config = publisher, folder, tracker, config
+        self._retention = retention
+        self._write_failures = 0
+        self._publish_again_at = -float("inf")
         self._checkpoints = folder.checkpoints(config.keep)
         self._checkpointed_at = time.monotonic()
         self._skipped = self._skipped_in_a_row = 0
@@ -87,8 +93,9 @@ class Training:
     def run(self, stop: StopRequest, status: StatusLine, *, updates: int | None, max_minutes: float | None) -> None:
         """Train until stopped, or until ``updates`` in all, or for ``max_minutes``."""
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-        self._publish()
-        self._progress.start()
+        self._publish_if_due()
+        if self._progress:
+            self._progress.start()
         self._prefetcher.start()
         while not stop:
             if updates is not None and self._learner.updates >= updates:
@@ -106,22 +113,30 @@ class Training:
             self._log(status)
             if time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds:
                 self._save()
+            if self._retention:
+                self._retention.enforce_if_due()
 
-    def close(self, *, failed: bool) -> None:
-        """Stop the threads; then, unless the job failed, write the last parameters, checkpoint and metrics."""
+    def close(self, *, failed: bool) -> bool:
+        """Stop the threads; then, unless the job failed, write the last parameters, checkpoint and metrics.
+
+        Returns False when something could not be written (it has been said).
+        """
         self._prefetcher.close()
+        written = True
         if not failed:
-            self._publish()
-            self._save()
+            written = self._publish() and self._save()
             self._tracker.metrics(self._replay_metrics(), self._learner.updates)
-        self._progress.close()
+        if self._progress:
+            self._progress.close(clean=not failed)
         self._tracker.close(failed=failed)
+        return written
 
     def summary(self) -> str:
         counts = self._replay.metrics()
+        publications = self._publisher.publications if self._publisher else 0
         return (
             f"{self._learner.updates} updates, {counts['samples']:.0f} samples of {counts['inserted']:.0f} sequences "
-            f"({counts['samples_per_insert']:.3g} samples per insert), {self._publisher.publications} publications, "
+            f"({counts['samples_per_insert']:.3g} samples per insert), {publications} publications, "
             f"{counts['corrupt_rows']:.0f} checksum errors, {counts['bad_shards']:.0f} bad shards; "
             f"MLflow run {self._tracker.run_id()}; run folder {self._folder.path}"
         )
@@ -142,27 +157,50 @@ class Training:
                     f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite: the "
                     "learning rate is too high, or rewards or observations are not finite"
                 )
-        if self._publisher.is_due(self._learner.updates):
-            self._publish()
+        self._publish_if_due()
 
-    def _publish(self) -> None:
-        learner = self._learner
-        self._publisher.publish(params_to_bytes(learner.network, learner.updates, learner.lineage), learner.updates)
+    def _publish_if_due(self) -> None:
+        is_due = self._publisher is not None and self._publisher.is_due(self._learner.updates)
+        if is_due and time.monotonic() >= self._publish_again_at and not self._publish():
+            self._publish_again_at = time.monotonic() + RETRY_SECONDS
 
-    def _save(self) -> None:
+    def _publish(self) -> bool:
+        """False when the dataset's store did not take the parameters; the last ones stay there, training goes on."""
+        if self._publisher is None:
+            return True
+        try:
+            self._publisher.publish(self._params(), self._learner.updates)
+        except OSError as error:
+            self._say_not_written("parameters", error)
+            return False
+        return True
+
+    def _params(self) -> bytes:
+        return self._learner.published()
+
+    def _say_not_written(self, what: str, error: OSError) -> None:
+        self._write_failures += 1
+        warn(f"{what} could not be written, training goes on: {error}")
+
+    def _save(self) -> bool:
+        """False when the disk did not take the checkpoint; the ones before it stay, the next interval tries again."""
         self._checkpointed_at = time.monotonic()
         if self._learner.updates == self._last_saved:
-            return
+            return True
         arrays, values = self._replay.state()
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
         blobs = {
             LEARNER_BLOB: tensors_to_bytes(*self._learner.state()),
             REPLAY_BLOB: tensors_to_bytes(tensors, values),
+            PARAMS_BLOB: self._params(),
         }
-        self._checkpoints.save(self._learner.updates, blobs)
+        try:
+            self._checkpoints.save(self._learner.updates, blobs)
+        except OSError as error:
+            self._say_not_written("checkpoint", error)
+            return False
         self._last_saved = self._learner.updates
-        if self._tracker.run_id() and "mlflow_run_id" not in self._folder.record:
-            self._folder.write({"mlflow_run_id": self._tracker.run_id()})
+        return True
 
     def _show(self, status: StatusLine, waits_for: str) -> None:
         if not status.is_due:
@@ -182,11 +220,19 @@ class Training:
             return
         self._tracker.metrics({**self._window.take(), **self._replay_metrics()}, self._learner.updates)
         if "mlflow_run_id" not in self._folder.record and (run_id := self._tracker.run_id()):
-            self._folder.write({"mlflow_run_id": run_id})
+            try:
+                self._folder.write({"mlflow_run_id": run_id})
+            except OSError as error:
+                self._say_not_written("run.json", error)
 
     def _replay_metrics(self) -> dict[str, float]:
         counts = {f"replay/{name}": value for name, value in self._replay.metrics().items()}
-        return {**counts, "learn/updates": self._learner.updates, "health/skipped_updates": self._skipped}
+        return {
+            **counts,
+            "learn/updates": self._learner.updates,
+            "health/skipped_updates": self._skipped,
+            "health/write_failures": self._write_failures,
+        }
 
 
 class MetricsWindow:

@@ -11,7 +11,7 @@ from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.rollout import Rollout, VectorStep
 from pipeline.sequences import SequenceBuilder
-from pipeline.shard_writer import ShardWriter
+from pipeline.spool import Spool
 from pipeline.store import LocalStore
 
 WAIT_SECONDS = 0.05
@@ -39,16 +39,25 @@ class RefreshConfig:
 
 @dataclass
 class CollectorCounts:
-    """What a collector has done so far. ``finished`` holds (lane, return, length) until a reader takes them."""
+    """What a collector has done so far.
+
+    ``finished`` holds (lane, return, length) of ended episodes until a reader takes them, ``evaluated`` (version at the
+    end, return, length) of the evaluation lanes' episodes.
+    """
 
     env_steps: int = 0
     episodes: int = 0
     waiting_seconds: float = 0.0
     versions_used: set[int] = field(default_factory=set)
     finished: list[tuple[int, float, int]] = field(default_factory=list)
+    evaluated: list[tuple[int, float, int]] = field(default_factory=list)
 
     def take_finished(self) -> list[tuple[int, float, int]]:
         taken, self.finished = self.finished, []
+        return taken
+
+    def take_evaluated(self) -> list[tuple[int, float, int]]:
+        taken, self.evaluated = self.evaluated, []
         return taken
 
 
@@ -60,7 +69,9 @@ class Collector:
 
     Args:
         rollouts: the groups, lanes in order; one, or two to overlap emulator and policy.
+        spool: takes the sequences.
         use_params: takes the bytes of new parameters; None keeps to the policy as it is (``--params FILE``).
+        evaluation: lanes that act almost greedily beside the others and write no sequences.
         follower: says which learner's record tells how far this collector may go.
     """
 
@@ -71,22 +82,24 @@ class Collector:
         collector: str,
         rollouts: Many[Rollout],
         builder: SequenceBuilder,
-        writer: ShardWriter,
+        spool: Spool,
         follower: RunFollower,
         use_params: Callable[[bytes], None] | None,
         refresh: RefreshConfig,
+        evaluation: Rollout | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._collector = store, collector
-        self._rollouts, self._builder, self._writer = rollouts, builder, writer
+        self._rollouts, self._builder, self._spool = rollouts, builder, spool
         self._first_lanes = [sum(rollout.num_lanes for rollout in rollouts[:i]) for i in range(len(rollouts))]
         self._turn = 0
+        self._evaluation = evaluation
         self._follower, self._use_params, self._refresh, self._clock = follower, use_params, refresh, clock
         self._poller: tuple[str, ParamsPoller] | None = None
         self._calls_since_poll = 0
         self._polled_at = self._followed_at = -np.inf
-        num_lanes = sum(rollout.num_lanes for rollout in rollouts)
-        self._returns, self._lengths = np.zeros(num_lanes), np.zeros(num_lanes, np.int64)
+        self._tally = EpisodeTally(sum(rollout.num_lanes for rollout in rollouts))
+        self._evaluation_tally = EpisodeTally(evaluation.num_lanes if evaluation else 0)
         self._sequences = 0
         self.counts = CollectorCounts()
         self.waits_for = ""
@@ -96,7 +109,7 @@ class Collector:
         self._follow()
         self._poll_params()
         if self.waits_for:
-            self._writer.flush()
+            self._spool.flush()
             started = self._clock()
             time.sleep(WAIT_SECONDS)
             self.counts.waiting_seconds += self._clock() - started
@@ -106,24 +119,24 @@ class Collector:
         if self._rollouts[observing].in_flight:
             self._take_in(observing)
         self._turn = observing
-        self._writer.maybe_flush()
         self._calls_since_poll += 1
+        if self._evaluation is not None and self.counts.versions_used - {-1}:
+            self._evaluate(self._evaluation.step())
 
     def finish(self) -> None:
-        """Write the open sequences as cut, with their initial priorities; everything is durable afterwards."""
+        """Hand the open sequences over as cut, with their initial priorities; the spool's ``close`` publishes them."""
         for group, rollout in enumerate(self._rollouts):
             if rollout.in_flight:
                 self._take_in(group)
             observation, act = rollout.look()
             for sequence in self._builder.cut(observation, act.q_values, self._first_lanes[group]):
-                self._writer.add(sequence)
-        self._writer.flush()
+                self._spool.put(sequence)
 
     def _take_in(self, group: int) -> None:
         step = self._rollouts[group].observe()
         self._count(step, self._first_lanes[group])
         for sequence in self._builder.record(step, self._first_lanes[group]):
-            self._writer.add(sequence)
+            self._spool.put(sequence)
             self._sequences += 1
 
     def _follow(self) -> None:
@@ -132,7 +145,7 @@ class Collector:
             self._followed_at = now
             self._follower.poll()
         verdict = self._follower.may_collect(self._sequences, self._collector)
-        self.waits_for = "" if verdict.allowed else verdict.reason
+        self.waits_for = self._spool.waits_for or ("" if verdict.allowed else verdict.reason)
 
     def _poll_params(self) -> None:
         run = self._follower.run
@@ -150,12 +163,31 @@ class Collector:
                 self._use_params(data)
 
     def _count(self, step: VectorStep, first_lane: int) -> None:
-        lanes = slice(first_lane, first_lane + len(step.reward))
         self.counts.env_steps += int(step.is_transition.sum())
         self.counts.versions_used.add(step.act.version)
+        ended = self._tally.add(step, first_lane)
+        self.counts.episodes += len(ended)
+        self.counts.finished += ended
+
+    def _evaluate(self, step: VectorStep) -> None:
+        ended = self._evaluation_tally.add(step, 0)
+        self.counts.evaluated += [(step.act.version, episode_return, length) for _, episode_return, length in ended]
+
+
+class EpisodeTally:
+    """Returns and lengths of the open episodes of N lanes."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self._returns, self._lengths = np.zeros(num_lanes), np.zeros(num_lanes, np.int64)
+
+    def add(self, step: VectorStep, first_lane: int) -> list[tuple[int, float, int]]:
+        """Count one step of the lanes from ``first_lane`` on; (lane, return, length) of the episodes that it ended."""
+        lanes = slice(first_lane, first_lane + len(step.reward))
         self._returns[lanes] += step.reward
         self._lengths[lanes] += step.is_transition
-        for lane in first_lane + np.flatnonzero(step.terminated | step.truncated):
-            self.counts.episodes += 1
-            self.counts.finished.append((int(lane), float(self._returns[lane]), int(self._lengths[lane])))
-            self._returns[lane] = self._lengths[lane] = 0
+        over = first_lane + np.flatnonzero(step.terminated | step.truncated)
+        ended = [(int(lane), float(self._returns[lane]), int(self._lengths[lane])) for lane in over]
+        started_anew = first_lane + np.flatnonzero(~step.is_transition)  # After an end, or after a failure.
+        for gone in (over, started_anew):
+            self._returns[gone] = self._lengths[gone] = 0
+        return ended

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from pipeline.store import LocalStore
 
 PUBLISH_SECONDS = 1.0  # At least every 2 s by design: half of it leaves room for a slow disk.
-LOOK_SECONDS = 0.2  # A changed allowance is published after this long at most.
+LOOK_SECONDS = 0.05
+CHANGE_SECONDS = 0.2  # A changed allowance is published as soon as the last record is so old.
 LIVE_SECONDS = 5.0
 SILENT_SECONDS = 30.0
 WHEN_SILENT = ("wait", "collect")
@@ -102,22 +103,26 @@ class ProgressWriter:
         self._thread.start()
         return self
 
-    def close(self) -> None:
-        """Publish a last record that says ``closed``. Closing twice is fine."""
+    def close(self, *, clean: bool = True) -> None:
+        """Stop, after a last record that says ``closed``; a stop that is not ``clean`` leaves a run fallen silent.
+
+        Closing twice is fine.
+        """
         if not self._stop.is_set():
             self._stop.set()
             if self._thread.is_alive():
                 self._thread.join()
-            self._publish(replace(self._source(), closed=True))
+            if clean:
+                self._publish(replace(self._source(), closed=True))
 
     def publish_if_due(self) -> bool:
         """Publish when the allowance has changed or the beat is due; True when it did."""
-        record = self._source()
-        is_due = self._clock() - self._published_at >= PUBLISH_SECONDS
-        if is_due or record.sequences_allowed != self._allowed:
+        record, age_seconds = self._source(), self._clock() - self._published_at
+        has_changed = record.sequences_allowed != self._allowed
+        is_due = age_seconds >= (CHANGE_SECONDS if has_changed else PUBLISH_SECONDS)
+        if is_due:
             self._publish(record)
-            return True
-        return False
+        return is_due
 
     def _work(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):

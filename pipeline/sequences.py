@@ -54,6 +54,7 @@ class SequenceBuilder:
     def record(self, step: VectorStep, first_lane: int = 0) -> list[Sequence]:
         """Take one vector step of the lanes from ``first_lane`` on; returns the sequences that it completed."""
         emitted: list[Sequence] = []
+        self._cut_failed_lanes(step, first_lane)
         for row in np.flatnonzero(self._ends[first_lane : first_lane + len(step.reward)]):
             emitted += self._finish(first_lane + row, step.stack[row, -1], step.act.q_values[row])
         (rows,) = np.nonzero(step.is_transition)
@@ -83,6 +84,11 @@ class SequenceBuilder:
             for lane in lanes[self._ends[lanes] != CONTINUES]
             for sequence in self._finish(lane, observation[lane - first_lane], q_values[lane - first_lane])
         ]
+
+    def _cut_failed_lanes(self, step: VectorStep, first_lane: int) -> None:
+        """A lane that was reset in mid-episode: its environment raised. What was seen of the episode is kept as cut."""
+        lanes = first_lane + np.flatnonzero(~step.is_transition)
+        self._ends[lanes[(self._steps[lanes] > 0) & (self._ends[lanes] == CONTINUES)]] = CUT
 
     def _begin(self, lane: int | np.intp, history: np.ndarray) -> None:
         before_first = np.arange(-(self._geometry.frame_stack - 1), 0)

@@ -116,6 +116,7 @@ class MLflowTracker:
         self._wake = threading.Event()
         self._status = "FINISHED"
         self._give_up_at = math.inf
+        self._told_before = -1
         self.lost_metrics = 0
         self.failures = 0
         self._thread = threading.Thread(target=self._deliver, name="mlflow", daemon=True)
@@ -131,6 +132,8 @@ class MLflowTracker:
     def metrics(self, values: dict[str, float], step: int) -> None:
         """Finite values only; MLflow's databases refuse the others, which health metrics count."""
         milliseconds = int(time.time() * 1000)
+        if step <= self._told_before and self._config.run_id is not None:
+            return  # A resumed run comes to steps that it logged before it was killed: its curves stay in order.
         new = [
             _Metric(self._names.legal(name), float(value), step, milliseconds)
             for name, value in values.items()
@@ -211,8 +214,16 @@ class MLflowTracker:
             self._run_id = run.info.run_id
         else:
             client.update_run(self._run_id, status="RUNNING")
+            self._forget_what_was_told(client)
         self._run_known.set()
         return client
+
+    def _forget_what_was_told(self, client) -> None:
+        """Drop what a resumed run has queued at steps that it had logged already before it was killed."""
+        told = client.get_run(self._run_id).data._metric_objs
+        self._told_before = max((metric.step for metric in told), default=-1)
+        with self._lock:
+            self._metrics = deque(metric for metric in self._metrics if metric.step > self._told_before)
 
     def _send(self, client) -> None:
         from mlflow.entities import Metric, Param, RunTag

@@ -3,7 +3,7 @@
 "paper" is Kapturowski et al. 2019, "article" the write-up that this project implements, "ours" a value neither gives.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from schemas.geometry import SequenceGeometry
@@ -19,6 +19,7 @@ INITIALIZERS = ("mlp", "linear")
 PAPER_CORE = CoreSpec(kind="lstm", layers=1, width=512)
 TIME_WEIGHTINGS = ("uniform", "recent")
 PRECISIONS = ("float32", "bfloat16")
+ACTING_FIELDS = ("gamma", "eta", "rescaling", "rescaling_epsilon")
 MOST_IMAGE_CHANNELS = 4
 
 
@@ -197,6 +198,20 @@ class LearnerConfig:
     def epsilon(self) -> float | None:
         """Of the rescaling in force; None where there is none."""
         return self.rescaling_epsilon if self.rescaling else None
+
+    def acting_values(self) -> dict[str, Any]:
+        """What an actor must know to price a new sequence as this learner would; travels with the parameters."""
+        return {name: getattr(self, name) for name in ACTING_FIELDS}
+
+    def with_acting_values(self, values: dict[str, Any]) -> "LearnerConfig":
+        """This configuration, pricing sequences as the one whose ``acting_values`` these are.
+
+        Raises:
+            ValueError: a value is missing, unknown or not allowed.
+        """
+        if values.keys() != set(ACTING_FIELDS):
+            raise ValueError(f"acting values are {sorted(values)}; allowed: {', '.join(ACTING_FIELDS)}")
+        return replace(self, **values)
 
     def refuse_impossible(self, spec: NetworkSpec, geometry: SequenceGeometry) -> None:
         """Raise ValueError when these options make no sense for this network and window."""

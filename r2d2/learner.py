@@ -17,7 +17,7 @@ from r2d2.losses import row_weights
 from r2d2.metrics import crop_metrics, discrepancy_metrics, origin_metrics, own_lineage, value_metrics
 from r2d2.networks import State, build_network, empty_network, zero_state
 from r2d2.priorities import importance_weights, sequence_priorities
-from r2d2.serialize import Parameters, load_tensors
+from r2d2.serialize import Parameters, load_tensors, params_to_bytes, tensors_under
 from r2d2.tensors import WindowTensors, core_fits, window_tensors
 from r2d2.training_pass import autocast, training_pass
 from schemas.geometry import SequenceGeometry
@@ -209,6 +209,10 @@ class Learner:
         self.lineage = parameters.lineage
         self._first_version = parameters.version - self.updates
 
+    def published(self) -> bytes:
+        """What actors need: ``params_from_bytes`` reads it."""
+        return params_to_bytes(self.network, self.version, self.lineage, self.config.acting_values())
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a resume needs, as named tensors (views, not copies) and JSON values.
 
@@ -218,7 +222,7 @@ class Learner:
         tensors |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
         for name, value in self._trained.items():
             tensors |= {f"adam.{key}.{name}": moment for key, moment in self._optimizer.state.get(value, {}).items()}
-        values = {"spec": self.spec.to_json(), "lineage": self.lineage.hex()}
+        values = {"spec": self.spec.to_json(), "lineage": self.lineage.hex(), "acting": self.config.acting_values()}
         return tensors, {**values, "updates": self.updates, "version": self.version}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -235,8 +239,8 @@ class Learner:
             raise ValueError(f"the network of the saved state is {spec}; allowed: {self.spec}")
         for part, module in (("network", self.network), ("target", self.target), ("initializer", self.initializer)):
             if module is not None:
-                load_tensors(module, _under(part, tensors), part)
-        self._restore_moments(_under("adam", tensors))
+                load_tensors(module, tensors_under(part, tensors), part)
+        self._restore_moments(tensors_under("adam", tensors))
         self.lineage = bytes.fromhex(values["lineage"])
         self.updates = values["updates"]
         self._first_version = values["version"] - self.updates
@@ -304,8 +308,3 @@ class Learner:
             )
         if used.unroll < stored.unroll:
             yield f"unroll {used.unroll} of the stored {stored.unroll}: the steps behind it go untrained"
-
-
-def _under(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors named ``part.something``, as ``something``."""
-    return {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}

@@ -17,12 +17,16 @@ ENTRY = "r2d2"  # One entry, because safetensors writes several in an order that
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """A network at one version of one lineage (16 bytes); ``tensors`` are named as in its state dict, on the CPU."""
+    """A network at one version of one lineage (16 bytes); ``tensors`` are named as in its state dict, on the CPU.
+
+    ``acting``: its learner's ``LearnerConfig.acting_values``; None when nobody said.
+    """
 
     spec: NetworkSpec
     tensors: dict[str, Tensor]
     version: int
     lineage: bytes
+    acting: dict[str, Any] | None = None
 
 
 def network_of(parameters: Parameters) -> R2D2Network:
@@ -36,14 +40,16 @@ def network_of(parameters: Parameters) -> R2D2Network:
     return network
 
 
-def params_to_bytes(network: R2D2Network, version: int, lineage: bytes) -> bytes:
+def params_to_bytes(
+    network: R2D2Network, version: int, lineage: bytes, acting: dict[str, Any] | None = None
+) -> bytes:
     """Parameters and all that is needed to act with them; equal inputs give equal bytes."""
-    values = {"spec": network.spec.to_json(), "version": version, "lineage": lineage.hex()}
+    values = {"spec": network.spec.to_json(), "version": version, "lineage": lineage.hex(), "acting": acting}
     return tensors_to_bytes(network.state_dict(), values)
 
 
 def params_from_bytes(data: bytes) -> Parameters:
-    """The inverse of ``params_to_bytes``.
+    """The inverse of ``params_to_bytes``; of a learner's whole saved state, its online network.
 
     Raises:
         ValueError: naming what is wrong with ``data``.
@@ -52,9 +58,10 @@ def params_from_bytes(data: bytes) -> Parameters:
     try:
         return Parameters(
             spec=NetworkSpec.from_json(values["spec"]),
-            tensors=tensors,
+            tensors=tensors_under("network", tensors) or tensors,
             version=int(values["version"]),
             lineage=bytes.fromhex(values["lineage"]),
+            acting=values.get("acting"),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no parameters of a network: {error!r}") from error
@@ -84,6 +91,11 @@ def tensors_from_bytes(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, json.loads(entry)
     except json.JSONDecodeError as error:
         raise ValueError(f"the entry {ENTRY!r} is no JSON: {error}") from error
+
+
+def tensors_under(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors named ``part.something``, as ``something``."""
+    return {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
 
 
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:

@@ -5,5 +5,6 @@ To add an environment of your own, register it with gymnasium and name it as ``m
 
 from pipeline.environments.lanes import EnvironmentConfig, Lanes, LaneStep
 from pipeline.environments.make import make_lane_groups, make_lanes
+from pipeline.environments.restarting import EnvironmentFailure
 
-__all__ = ["EnvironmentConfig", "LaneStep", "Lanes", "make_lane_groups", "make_lanes"]
+__all__ = ["EnvironmentConfig", "EnvironmentFailure", "LaneStep", "Lanes", "make_lane_groups", "make_lanes"]

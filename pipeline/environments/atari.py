@@ -68,6 +68,7 @@ class AtariLanes:
             life_loss=config.life_loss,
             arguments=arguments,
         )
+        self.restarts, self.last_failure = 0, ""
         self._ends = EpisodeEnds(num_lanes, self.spec.num_actions)
 
     def reset(self, seed: int) -> np.ndarray:

@@ -1,16 +1,21 @@
 """Any other gymnasium environment with discrete actions and array observations, as synchronous lanes."""
 
+from collections.abc import Sequence as Many
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from pipeline.environments.lanes import EnvironmentConfig, EpisodeEnds, LaneStep
+from pipeline.environments.restarting import EnvironmentFailure, RestartingEnv
 from schemas.specs import ArraySpec, EnvSpec
 
 
 class GymLanes:
     """N lanes over a gymnasium vector environment in NEXT_STEP mode; see ``Lanes``.
+
+    ``restarting`` are its environments where they can be made anew, one per lane.
 
     Observations keep uint8; bool becomes uint8; every other number becomes float32.
 
@@ -19,7 +24,16 @@ class GymLanes:
             life-loss handling of an environment that reports no lives.
     """
 
-    def __init__(self, env: VectorEnv, env_id: str, arguments: dict, life_loss: str = "off") -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        env_id: str,
+        arguments: dict,
+        life_loss: str = "off",
+        *,
+        restarting: Many[RestartingEnv] = (),
+        max_failures: int = 1,
+    ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             name = mode.name if isinstance(mode, AutoresetMode) else mode
@@ -42,6 +56,8 @@ class GymLanes:
             life_loss=life_loss,
             arguments=arguments,
         )
+        self.restarts, self.last_failure = 0, ""
+        self._restarting, self._max_failures, self._failures_in_a_row = restarting, max_failures, 0
         self._ends = EpisodeEnds(self.num_lanes, self.spec.num_actions)
 
     def reset(self, seed: int) -> np.ndarray:
@@ -58,10 +74,25 @@ class GymLanes:
 
     def recv(self) -> LaneStep:
         observation, reward, terminated, truncated, info = self._env.step(self._actions)
-        return self._ends.after(self._array(observation), reward, terminated, truncated, info.get("lives"))
+        failed = self._take_failures()
+        return self._ends.after(self._array(observation), reward, terminated, truncated, info.get("lives"), failed)
 
     def close(self) -> None:
         self._env.close()
+
+    def _take_failures(self) -> np.ndarray:
+        """Which lanes' environments raised in this step, bool ``[N]``."""
+        failed = np.zeros(self.num_lanes, bool)
+        for lane, env in enumerate(self._restarting):
+            if env.failure:
+                failed[lane], self.last_failure, env.failure = True, env.failure, ""
+                self.restarts += 1
+        self._failures_in_a_row = self._failures_in_a_row + 1 if failed.any() else 0
+        if self._failures_in_a_row >= self._max_failures:
+            raise EnvironmentFailure(
+                f"environments raised in {self._failures_in_a_row} steps in a row: {self.last_failure}"
+            )
+        return failed
 
     def _array(self, observation: np.ndarray) -> np.ndarray:
         return np.array(observation, self._dtype)  # A copy: environments may reuse their buffer.
@@ -74,7 +105,15 @@ def make_gym_lanes(config: EnvironmentConfig, num_lanes: int) -> GymLanes:
     def make_one() -> gymnasium.Env:
         return gymnasium.make(config.env_id, disable_env_checker=True, **config.arguments)
 
-    env = SyncVectorEnv([make_one] * num_lanes, autoreset_mode=AutoresetMode.NEXT_STEP)
-    spec = env.envs[0].spec
+    restarting = [RestartingEnv(make_one) for _ in range(num_lanes)]
+    env = SyncVectorEnv([lambda env=env: env for env in restarting], autoreset_mode=AutoresetMode.NEXT_STEP)
+    spec = restarting[0].spec
     arguments = {"max_episode_steps": spec.max_episode_steps, **spec.kwargs} if spec else dict(config.arguments)
-    return GymLanes(env, config.env_id, arguments, config.life_loss)
+    return GymLanes(
+        env,
+        config.env_id,
+        arguments,
+        config.life_loss,
+        restarting=restarting,
+        max_failures=config.max_failures,
+    )

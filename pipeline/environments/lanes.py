@@ -21,18 +21,22 @@ class EnvironmentConfig:
         arguments: passed to the environment; for Atari also frame size, action set, no-op starts, frame cap.
         sticky: Atari only, probability of repeating the previous action (the paper: 0).
         life_loss: ``off``, ``roll`` (zero discount at a lost life) or ``reset`` (a boundary too).
+        max_failures: steps in a row in which some environment raised before the job gives up.
     """
 
     env_id: str = "ALE/Pong-v5"
     arguments: dict[str, Any] = field(default_factory=dict)
     sticky: float = 0.0
     life_loss: str = "off"
+    max_failures: int = 10
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sticky < 1.0:
             raise ValueError(f"sticky is {self.sticky}; allowed: 0 to below 1")
         if self.life_loss not in LIFE_LOSS_MODES:
             raise ValueError(f"life_loss is {self.life_loss!r}; allowed: {', '.join(LIFE_LOSS_MODES)}")
+        if self.max_failures < 1:
+            raise ValueError(f"max_failures is {self.max_failures}; allowed: 1 or more")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class LaneStep:
     """What one call brought to each of N lanes.
 
     ``observation`` ``[N, *shape]`` is what is seen after the call (an episode's final observation where it ended);
-    ``reward`` float32 ``[N]``; the flags are bool ``[N]``. Where ``is_transition`` is False the lane was only reset.
+    ``reward`` float32 ``[N]``; the flags are bool ``[N]``. Where ``is_transition`` is False the lane was only reset,
+    because its episode had ended or because its environment raised and was made anew.
     """
 
     observation: np.ndarray
@@ -52,10 +57,17 @@ class LaneStep:
 
 
 class Lanes(Protocol):
-    """N lanes of one environment. ``send`` then ``recv`` is one step; between them emulator threads may run."""
+    """N lanes of one environment. ``send`` then ``recv`` is one step; between them emulator threads may run.
+
+    Attributes:
+        restarts: how often an environment raised and was made anew.
+        last_failure: what it said then.
+    """
 
     spec: EnvSpec
     num_lanes: int
+    restarts: int
+    last_failure: str
 
     def reset(self, seed: int) -> np.ndarray:
         """Start every lane anew, lane i from ``seed + i``; returns the first observations ``[N, *shape]``."""
@@ -66,7 +78,7 @@ class Lanes(Protocol):
         ...
 
     def recv(self) -> LaneStep:
-        """Wait for the step that was sent."""
+        """Wait for the step that was sent. EnvironmentFailure when environments keep raising."""
         ...
 
     def close(self) -> None: ...
@@ -106,8 +118,11 @@ class EpisodeEnds:
         terminated: np.ndarray,
         truncated: np.ndarray,
         lives: np.ndarray | None,
+        failed: np.ndarray | None = None,
     ) -> LaneStep:
         is_transition = ~self._needs_reset
+        if failed is not None:
+            is_transition &= ~failed
         lives = self._lives if lives is None else lives.astype(np.int64)
         step = LaneStep(
             observation=observation,

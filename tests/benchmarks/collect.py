@@ -24,6 +24,7 @@ from pipeline.progress import RunFollower
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
+from pipeline.spool import Spool, SpoolConfig
 from pipeline.store import LocalStore
 from r2d2.exploration import epsilon_ladder
 from r2d2.networks import build_network
@@ -131,6 +132,7 @@ def make_collector(name, groups, make_policy, terms, store, preset, watch: Stopw
         rollouts.append(Rollout(lanes, policy, terms.geometry.frame_stack, 0))
     builder = SequenceBuilder(terms, name, sum(lanes.num_lanes for lanes in groups))
     writer = ShardWriter(store, terms, name, WriterConfig(), initial_priorities=priorities)
+    spool = Spool(writer, SpoolConfig())
     builder.record = watch.timed("assembly", builder.record)
     writer.add, writer.maybe_flush = (
         watch.timed("compression", writer.add),
@@ -141,7 +143,7 @@ def make_collector(name, groups, make_policy, terms, store, preset, watch: Stopw
         collector=name,
         rollouts=rollouts,
         builder=builder,
-        writer=writer,
+        spool=spool,
         follower=RunFollower(store),
         use_params=None,
         refresh=RefreshConfig(),

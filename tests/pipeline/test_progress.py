@@ -99,6 +99,11 @@ def test_the_beat_goes_on_and_a_changed_allowance_goes_out_sooner(store, clock):
     current[0] = record(sequences_allowed=160)
     assert writer.publish_if_due()
     assert read(store).sequences_allowed == 160
+    current[0] = record(sequences_allowed=170)
+    clock.now += 0.1
+    assert not writer.publish_if_due()  # At most five a second.
+    current[0] = record(sequences_allowed=160)
+    clock.now += 0.2
     assert not writer.publish_if_due()
     clock.now += 2.0
     assert writer.publish_if_due()
@@ -123,6 +128,13 @@ def test_the_beat_goes_on_in_the_background_and_the_end_says_closed(store):
     assert read(store).closed is True
     assert read(store).sequences_allowed == 999
     assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_run_that_failed_does_not_say_that_it_has_closed(store):
+    writer = ProgressWriter(store, "run", record).start()
+    writer.close(clean=False)
+    writer.close()
+    assert read(store).closed is False
 
 
 def test_a_later_start_goes_on_with_the_beat(store, clock):

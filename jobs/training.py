@@ -125,7 +125,7 @@ class Training:
         written = True
         if not failed:
             written = self._publish() and self._save()
-            self._tracker.metrics(self._replay_metrics(), self._learner.updates)
+        self._tracker.metrics({**self._window.take(), **self._replay_metrics()}, self._learner.updates)
         if self._progress:
             self._progress.close(clean=not failed)
         self._tracker.close(failed=failed)

@@ -178,7 +178,7 @@ def test_ctrl_c_ends_both_within_ten_seconds_and_writes_everything(tmp_path, sta
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert runs["collect"].data.metrics["collect/env_steps"] == steps
     assert runs["learn"].data.metrics["learn/updates"] == progress["updates"]
-    assert "learn/loss" in runs["learn"].data.metrics or progress["updates"] < 50
+    assert "learn/loss" in runs["learn"].data.metrics
     for run in runs.values():
         assert "commit" in str(run.data.params)
         assert [a.path for a in client.list_artifacts(run.info.run_id)] == ["config.json"]

@@ -6,11 +6,11 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from pipeline.environments import EnvironmentConfig, make_lanes
+from pipeline.environments import EnvironmentConfig, EnvironmentFailure, make_lanes
 from pipeline.environments.gym import GymLanes
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
-from schemas.geometry import TERMINATED, TRUNCATED, SequenceGeometry
+from schemas.geometry import CUT, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.terms import DatasetTerms
 from tests.pipeline.scripted import CORE, ScriptedPolicy
 
@@ -187,3 +187,47 @@ def test_the_recall_task_asks_for_the_cue_and_only_memory_can_tell():
         total += result.reward[0]
         observation = result.observation[0]
     assert (total, bool(result.terminated[0])) == (3.0, True)
+
+
+class Raising(Counting):
+    """Raises at its third step, each time; and for ever once ``broken``."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__(0)
+        self._broken = broken
+
+    def step(self, action):
+        if self._step == 2 or self._broken:
+            raise RuntimeError("the emulator\nfell over")
+        return super().step(action)
+
+
+gymnasium.register(id="Raising-v0", entry_point=Raising)
+
+
+def test_an_environment_that_raises_costs_its_open_episode_only():
+    lanes = make_lanes(EnvironmentConfig(env_id="Raising-v0"), 2)
+    geometry = SequenceGeometry(burn_in=0, unroll=4, bootstrap=1, stride=4)
+    rollout = Rollout(lanes, ScriptedPolicy(2), 1, seed=0)
+    builder = SequenceBuilder(DatasetTerms(env=lanes.spec, geometry=geometry, core=CORE), "me", 2)
+    steps = [rollout.step() for _ in range(6)]
+    assert [bool(s.is_transition[0]) for s in steps] == [True, True, False, True, True, False]
+    sequences = [sequence for step in steps for sequence in builder.record(step)]
+    assert lanes.restarts == 4
+    assert lanes.last_failure == "RuntimeError: the emulator fell over"
+    assert [(s.lane, s.num_steps, s.num_observations, s.ends) for s in sequences] == [
+        (lane, 2, 3, CUT) for _ in range(2) for lane in range(2)
+    ]
+    for s in sequences:  # What was seen before the failed step is kept, and nothing joins it to the new episode.
+        assert s.observation[:3, 0].tolist() == [0, 1, 2]
+        assert s.reward.tolist() == [1, 2, 0, 0, 0]
+
+
+def test_environments_that_keep_raising_end_the_job_with_one_line():
+    config = EnvironmentConfig(env_id="Raising-v0", arguments={"broken": True}, max_failures=3)
+    lanes = make_lanes(config, 1)
+    lanes.reset(0)
+    with pytest.raises(EnvironmentFailure, match="raised in 3 steps in a row: RuntimeError: the emulator fell over"):
+        for _ in range(3):
+            lanes.send(np.zeros(1, np.int64))
+            lanes.recv()

@@ -56,6 +56,7 @@ class SequenceBatch:
     ``truncated``, ``life_lost``, ``greedy`` uint8, all ``[B, S]``; ``core`` and ``unroll_core`` one float32 ``[B, D]``
     per core part; ``lineage`` uint8 ``[B, 16]``; ``probe_core`` one float32 ``[B, D]`` per core part, rows without a
     probe NaN; ``version_first``, ``version_last``, ``sequence`` int64 ``[B]``; the rest int32 or float32 ``[B]``.
+    ``collectors`` are the ids of the incarnations that wrote them, empty for sequences that come from no shard.
     """
 
     sequence: np.ndarray
@@ -79,9 +80,14 @@ class SequenceBatch:
     version_last: np.ndarray
     lineage: np.ndarray
     epsilon: np.ndarray
+    collectors: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
         return len(self.first_valid)
+
+    def identities(self) -> list[tuple[str, int]]:
+        """(collector, sequence number) of each: what a sequence is known by for ever."""
+        return [(name.decode(), int(number)) for name, number in zip(self.collectors, self.sequence, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Letters: B sequences, S stored rows, K frame stack, A actions, D = layers * width of the core.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -88,6 +88,13 @@ class SequenceBatch:
     def identities(self) -> list[tuple[str, int]]:
         """(collector, sequence number) of each: what a sequence is known by for ever."""
         return [(name.decode(), int(number)) for name, number in zip(self.collectors, self.sequence, strict=True)]
+
+    def only(self, index: int) -> "SequenceBatch":
+        """The batch of one sequence alone; views, not copies."""
+        one = slice(index, index + 1)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        per_part = {name: tuple(part[one] for part in values[name]) for name in ("core", "unroll_core", "probe_core")}
+        return SequenceBatch(**({name: value[one] for name, value in values.items()} | per_part))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Letters: B sequences, S stored rows, K frame stack, A actions, D = layers * width of the core.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class SequenceBatch:
     ``truncated``, ``life_lost``, ``greedy`` uint8, all ``[B, S]``; ``core`` and ``unroll_core`` one float32 ``[B, D]``
     per core part; ``lineage`` uint8 ``[B, 16]``; ``probe_core`` one float32 ``[B, D]`` per core part, rows without a
     probe NaN; ``version_first``, ``version_last``, ``sequence`` int64 ``[B]``; the rest int32 or float32 ``[B]``.
-    ``collectors`` are the ids of the incarnations that wrote them, empty for sequences that come from no shard.
+    ``collector``: bytes ``[B]``, the ids of the incarnations that acted; empty where nobody said.
     """
 
     sequence: np.ndarray
@@ -80,19 +80,19 @@ class SequenceBatch:
     version_last: np.ndarray
     lineage: np.ndarray
     epsilon: np.ndarray
-    collectors: tuple[bytes, ...] = ()
+    collector: np.ndarray = field(default_factory=lambda: np.zeros(0, "S1"))
 
     def __len__(self) -> int:
         return len(self.first_valid)
 
     def identities(self) -> list[tuple[str, int]]:
         """(collector, sequence number) of each: what a sequence is known by for ever."""
-        return [(name.decode(), int(number)) for name, number in zip(self.collectors, self.sequence, strict=True)]
+        return [(name.decode(), int(number)) for name, number in zip(self.collector, self.sequence, strict=True)]
 
     def only(self, index: int) -> "SequenceBatch":
         """The batch of one sequence alone; views, not copies."""
         one = slice(index, index + 1)
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         per_part = {name: tuple(part[one] for part in values[name]) for name in ("core", "unroll_core", "probe_core")}
         return SequenceBatch(**({name: value[one] for name, value in values.items()} | per_part))
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.store import LocalStore
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 # Small frames and windows: the whole path, in seconds. Terms are the collector's; the learner takes them over.
 COLLECT = [
     "--env-arg", "img_height=42", "--env-arg", "img_width=42", "--envs", "4", "--burn-in", "4", "--unroll", "8",
@@ -53,7 +54,7 @@ class Job:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Starts jobs in ``tmp_path``; those still alive at the end are killed."""
     jobs = []
 
@@ -68,20 +69,31 @@ def start(tmp_path):
             job.process.wait()
 
 
-def until(condition, seconds: float = 60, what: str = "") -> None:
+def until(condition: Callable[[], object], seconds: float = 60, what: str = "") -> None:
+    """Wait for something to become true; fail saying ``what`` was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.1)
 
 
-def updates_of(store: LocalStore) -> int:
-    for run in store.folders("runs"):
+def progress_of(store: LocalStore, run: str | None = None) -> dict:
+    """The record of ``run``, or of the only one; empty while there is none."""
+    for name in store.folders("runs") if run is None else [run]:
         try:
-            return json.loads(store.get(f"runs/{run}/progress.json"))["updates"]
+            return json.loads(store.get(f"runs/{name}/progress.json"))
         except FileNotFoundError:
             continue
-    return 0
+    return {}
+
+
+def updates_of(store: LocalStore, run: str | None = None) -> int:
+    return progress_of(store, run).get("updates", 0)
+
+
+def all_shards(store: LocalStore) -> set[ShardName]:
+    """Everything acknowledged so far."""
+    return {name for collector in list_collectors(store) for name in shards_after(store, collector, -1)}
 
 
 def tracked_runs(database: Path) -> int:

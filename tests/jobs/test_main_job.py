@@ -1,97 +1,18 @@
 """Both jobs as a user starts them: real processes, a real game, faults of the kinds that happen."""
 
-import contextlib
 import json
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from pipeline.dataset import list_collectors, shards_after
 from pipeline.store import LocalStore
 from pipeline.verify import verify_dataset
-
-ROOT = Path(__file__).parent.parent.parent
-# Small frames and windows: the whole path, in seconds. Terms are the collector's; the learner takes them over.
-COLLECT = [
-    "--env-arg", "img_height=42", "--env-arg", "img_width=42", "--envs", "4", "--burn-in", "4", "--unroll", "8",
-    "--bootstrap", "3", "--stride", "8", "--core-width", "16", "--flush-sequences", "16", "--refresh-env-steps", "20",
-    "--tracking-uri", "none",
-]  # fmt: skip
-LEARN = [
-    "--dense", "32", "--dueling-width", "16", "--batch-size", "8", "--min-sequences", "24", "--samples-per-insert", "2",
-    "--publish-updates", "5", "--publish-seconds", "0.2", "--tracking-uri", "none",
-]  # fmt: skip
-
-
-class Job:
-    """A job in a folder of its own; what it said is kept."""
-
-    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
-        self.log = folder / f"{script}-{time.monotonic_ns()}.log"
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", str(ROOT / "jobs" / script), *arguments],
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def wait(self, seconds: float = 60) -> int:
-        return self.process.wait(seconds)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.wait(15)
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts jobs in ``tmp_path``; those still alive at the end are killed."""
-    jobs = []
-
-    def start_job(script: str, *arguments: str) -> Job:
-        jobs.append(Job(tmp_path, script, *arguments))
-        return jobs[-1]
-
-    yield start_job
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-
-
-def until(condition, seconds: float = 60, what: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.1)
-
-
-def updates_of(store: LocalStore) -> int:
-    for run in store.folders("runs"):
-        try:
-            return json.loads(store.get(f"runs/{run}/progress.json"))["updates"]
-        except FileNotFoundError:
-            continue
-    return 0
-
-
-def tracked_runs(database: Path) -> int:
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return connection.execute("select count(*) from runs").fetchone()[0]
-    except sqlite3.OperationalError:  # Not made yet, or busy.
-        return 0
+from tests.processes import COLLECT, LEARN, all_shards, tracked_runs, until, updates_of
 
 
 def test_learner_first_collector_killed_junk_in_the_dataset_learner_killed_and_resumed(tmp_path, start):
@@ -102,7 +23,7 @@ def test_learner_first_collector_killed_junk_in_the_dataset_learner_killed_and_r
 
     first = start("collect.py", *COLLECT)
     until(lambda: updates_of(store) >= 10, what="updates")
-    acknowledged = {name for c in list_collectors(store) for name in shards_after(store, c, -1)}
+    acknowledged = all_shards(store)
     first.process.kill()
     first.wait()
     second = start("collect.py", *COLLECT)
@@ -140,7 +61,7 @@ def test_learner_first_collector_killed_junk_in_the_dataset_learner_killed_and_r
     assert report.faults == []
     assert (report.duplicates, report.corrupt_rows) == (0, 0)
     assert len(report.versions - {-1}) > 1
-    assert acknowledged <= {name for c in list_collectors(store) for name in shards_after(store, c, -1)}
+    assert acknowledged <= all_shards(store)
     assert "cut" in {how for how, count in report.episodes.items() if count}
     leftovers = [path for path in tmp_path.rglob("*") if path.name.startswith((".writing", "_0"))]
     assert not leftovers

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench bench-collect clean
+.PHONY: help setup demo test lint bench bench-collect test-faults soak clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -32,6 +32,13 @@ bench: bench-collect  ## All benchmarks, each against its bound.
 
 bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
+
+test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
+	$(BIN)/python -m pytest tests/faults -m slow --timeout 1800
+
+MINUTES ?= 20
+soak: $(READY)  ## Both jobs for MINUTES with kills at random moments; then every shard is read.
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
 
 clean:  ## Remove the environment and what the demo made.
 	rm -rf $(VENV) .demo

@@ -1,7 +1,7 @@
 """``make soak MINUTES=20``: collector and learner with kills of both at random moments; then every shard is read.
 
-Prints sequences, duplicates, gaps, corrupt rows, resumes, updates, samples per insert against the setting, and the slopes
-of anonymous memory and descriptors over the last half. Exit 1 when something was lost or doubled, or when something grows.
+Prints sequences, duplicates, gaps, corrupt rows, resumes, updates, samples per insert against the setting, and the
+slopes of anonymous memory and descriptors over the last half. Exit 1 when something was lost, doubled, or grows.
 """
 
 import argparse

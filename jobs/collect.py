@@ -31,6 +31,7 @@ from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.spool import Spool, SpoolConfig
 from pipeline.store import LocalStore
 from pipeline.tracking import TrackingConfig, make_tracker
+from r2d2.health import MemoryLimit, SpeedLimit
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
@@ -104,6 +105,8 @@ class CollectFlags:
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     writer: WriterConfig = field(default_factory=WriterConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    speed: SpeedLimit = field(default_factory=SpeedLimit)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     @classmethod
@@ -178,7 +181,15 @@ def main(argv: Sequence[str]) -> int:
         )
     )
     tracker.params({**resolved, "provenance": provenance()})
-    run = CollectRun(collector=collector, spool=spool, policy=policy, groups=groups, tracker=tracker)
+    run = CollectRun(
+        collector=collector,
+        spool=spool,
+        policy=policy,
+        groups=groups,
+        tracker=tracker,
+        memory=flags.memory,
+        speed=flags.speed,
+    )
     problem, lost = None, 0
     with StatusLine("collect") as status:
         status.say(f"collect: {terms.env.env_id} into {store.root}, collector {collector_id}, seed {seed}")

@@ -6,14 +6,17 @@ import numpy as np
 
 from jobs.acting import ActingPolicy
 from jobs.console import StatusLine, warn
+from jobs.health import HealthLog, memory_troubles
 from jobs.stopping import StopRequest
 from pipeline.collector import Collector
 from pipeline.environments import Lanes
 from pipeline.spool import Spool
 from pipeline.tracking import Tracker
+from r2d2.health import MACHINE_TROUBLES, MemoryLimit, SpeedLimit, Trouble, slow_collector
 
 METRICS_SECONDS = 10.0
 RECENT_EPISODES = 100
+LEAST_WORKED_SECONDS = 5.0
 PUBLISH_SECONDS = 3.0  # At a stop; with the tracker's own time the job is gone within ten seconds.
 
 
@@ -28,12 +31,15 @@ class CollectRun:
         policy: ActingPolicy,
         groups: list[Lanes],
         tracker: Tracker,
+        memory: MemoryLimit,
+        speed: SpeedLimit,
     ) -> None:
         self._collector, self._spool, self._policy = collector, spool, policy
         self._groups, self._tracker = groups, tracker
         self._recent: list[float] = []
         self._restarts = 0
-        self._reported_at, self._reported_steps = time.monotonic(), 0
+        self._memory, self._speed, self._health = memory, speed, HealthLog(MACHINE_TROUBLES)
+        self._reported_at, self._reported_steps, self._reported_waiting = time.monotonic(), 0, 0.0
 
     def run(self, stop: StopRequest, status: StatusLine, *, env_steps: int | None, max_minutes: float | None) -> None:
         """Collect until stopped, for ``env_steps`` agent steps over all lanes, or for ``max_minutes``.
@@ -108,6 +114,7 @@ class CollectRun:
 
     def _report(self) -> None:
         counts, writer, policy = self._collector.counts, self._spool.writer, self._policy
+        self._health.tell(self._troubles())
         values = {
             "collect/env_steps": counts.env_steps,
             "collect/frames": counts.env_steps * policy.terms.env.frame_skip,
@@ -119,9 +126,21 @@ class CollectRun:
             "collect/waiting_seconds": counts.waiting_seconds,
             "collect/parameter_version": policy.version,
             "health/environment_restarts": self._restarts,
+            **self._health.metrics(),
         }
         self._tracker.metrics(values, counts.env_steps)
         self._reported_at, self._reported_steps = time.monotonic(), counts.env_steps
+        self._reported_waiting = counts.waiting_seconds
+
+    def _troubles(self) -> list[Trouble]:
+        """Of the time since the last report, if enough of it was spent at work to say anything about its speed."""
+        counts = self._collector.counts
+        worked = time.monotonic() - self._reported_at - (counts.waiting_seconds - self._reported_waiting)
+        frames = (counts.env_steps - self._reported_steps) * self._policy.terms.env.frame_skip
+        troubles = memory_troubles(self._memory)
+        if worked >= LEAST_WORKED_SECONDS:
+            troubles += slow_collector(frames / worked, self._speed)
+        return troubles
 
     def _rate(self) -> float:
         seconds = max(time.monotonic() - self._reported_at, 1e-9)

@@ -80,8 +80,8 @@ class TrackingFlags:
 
     def __post_init__(self) -> None:
         TrackingConfig(uri=self.tracking_uri)
-        if self.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", self.run_name):
-            raise ValueError(f"run_name is {self.run_name!r}; allowed: letters, digits, '.' and '-'")
+        if self.run_name is not None:
+            check_run_name(self.run_name)
 
 
 class JobFlags(Protocol):
@@ -111,6 +111,12 @@ def read_flags(kind: type[Flags], argv: Sequence[str], program: str) -> tuple[Fl
     # A preset named on the command line is meant: its windows and core are judged against the dataset's.
     default = kind.defaults(preset, None if given["preset"] else terms)
     return parse(kind, argv, default, program), preset, terms
+
+
+def check_run_name(name: str) -> None:
+    """Raise ValueError unless ``name`` can be a folder's on any system, and one level of it."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name):
+        raise ValueError(f"run_name is {name!r}; allowed: letters, digits, '.' and '-'")
 
 
 def dataset_uri(dataset: str | None, env: str | None) -> str:

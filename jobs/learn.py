@@ -3,6 +3,8 @@
 python jobs/learn.py                              data/pong, as collect.py writes it
 python jobs/learn.py --dataset data/breakout --updates 10000
 python jobs/learn.py --resume                     the newest run in this folder, from its last checkpoint
+python jobs/learn.py --replay grpc://127.0.0.1:7878     from the replay that a serve_replay.py keeps
+python jobs/learn.py --mix data/old=0.25          a quarter of every batch from another dataset
 """
 
 import sys
@@ -11,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from jobs.command_line import dry_run, refuse, refusing
 from jobs.console import StatusLine, show_warnings, warn
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
+from jobs.parameters import read_parameters
 from jobs.presets import NetworkOptions, Preset, laptop
+from jobs.replays import FoundService, MixFlags, ServiceFlags, find_service, make_replay
 from jobs.run_folder import RunFolder, find_run_to_resume, new_run_name
 from jobs.stopping import StopRequest
 from jobs.training import CheckpointConfig, Training
@@ -27,10 +30,12 @@ from pipeline.params import ParamsPublisher, PublishConfig
 from pipeline.prefetch import Prefetcher
 from pipeline.progress import ProgressWriter
 from pipeline.provenance import provenance
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import ReplayConfig
+from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention, RetentionConfig
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import LearnerConfig
+from r2d2.health import MemoryLimit
 from r2d2.learner import Learner
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
@@ -48,6 +53,8 @@ class TrainFlags:
         seed: of the network's initialisation and the draws.
         device: of the learner; default: cuda where there is a GPU, else cpu.
         threads: torch and decoding threads; default: half the cores, the odd one included.
+        init_from: go on from the network, lineage and version in this file, checkpoint or run folder.
+        dq_every: updates between two measurements of dQ under all four start strategies; 0: none (paper, section 3).
         offline: train on the dataset as it is: no ratio to keep, nothing is written into it.
         deterministic: no prefetch, every draw follows the last update: same data, same seed, same updates.
         run_dir: folder of checkpoints; default ``runs/<run name>`` in the current folder.
@@ -60,6 +67,8 @@ class TrainFlags:
     seed: int = 0
     device: str | None = None
     threads: int = 1
+    init_from: Path | None = None
+    dq_every: int = 0
     offline: bool = False
     deterministic: bool = False
     run_dir: Path | None = None
@@ -71,8 +80,11 @@ class TrainFlags:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; allowed: 0 or more")
+        for name in ("seed", "dq_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
+        if self.init_from is not None and self.resume:
+            raise ValueError(f"init_from is {str(self.init_from)!r}; allowed: without --resume, which has a network")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +96,22 @@ class LearnFlags:
     window: SequenceGeometry = field(default_factory=lambda: laptop().geometry)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    service: ServiceFlags = field(default_factory=ServiceFlags)
+    mixing: MixFlags = field(default_factory=MixFlags)
     replay: ReplayConfig = field(default_factory=lambda: laptop().replay)
     limiter: LimiterConfig = field(default_factory=lambda: laptop().limiter)
     publish: PublishConfig = field(default_factory=PublishConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     def __post_init__(self) -> None:
         self.limiter.refuse_capacity(self.replay.capacity)
         if self.train.offline and self.retention.deletes:
             raise ValueError("retain_gb, retain_sequences are set; allowed: neither with --offline")
+        if self.service.replay and self.mixing.mix:
+            raise ValueError("mix is set; allowed: without --replay, whose serve_replay.py takes --mix itself")
 
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "LearnFlags":
@@ -116,6 +133,16 @@ def main(argv: Sequence[str]) -> int:
         flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
         if flags.train.dry_run:
             dry_run({**asdict(flags), "dataset": str(flags.source.store().root)})
+        service = None
+        if flags.service.replay:
+            service = find_service(flags.service.replay, stop, status, flags.train.max_minutes)
+            if service is None:
+                return 0
+            if flags.source.dataset is None:
+                argv = [*argv, "--dataset", service.description.dataset]
+                flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
+            service.refuse_other_dataset(terms, str(flags.source.store().root))
+            _refuse_replay_settings(flags, LearnFlags.defaults(preset, terms))
         if terms is None:
             if not _wait_for_dataset(flags, stop, status):
                 return 0
@@ -124,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
             refuse("dataset.json has gone again")
         _check_identity(flags, preset, terms)
         torch.set_num_threads(flags.train.threads)
-        training = _build(flags, terms, status)
+        training = _build(flags, terms, service, status)
     problem, failed = None, True
     try:
         with StatusLine("learn") as status:
@@ -140,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if written else 1
 
 
-def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Training:
+def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None, status: StatusLine) -> Training:
     train, store, offline = flags.train, flags.source.store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
@@ -163,33 +190,48 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
     )
     for notice in learner.notices:
         warn(notice)
-    replay = Replay(
-        store,
-        terms,
-        flags.replay,
-        replace(flags.limiter, min_sequences=1, samples_per_insert=None) if offline else flags.limiter,
-        generator=np.random.default_rng(train.seed),
-        threads=train.threads,
-    )
+    if train.init_from is not None:
+        learner.start_from(read_parameters(train.init_from, "init_from"))
+        status.say(f"learn: goes on from version {learner.version} in {train.init_from}")
+    if learner.initializer is not None:
+        status.say(f"learn: {learner.initializer_share:.2%} of the trained parameters are the State Initializer's")
+    publishes_as = service.description.run if service else name
+    if service:
+        replay = service.replay(batch_size=flags.limiter.batch_size, threads=train.threads)
+    else:
+        replay = make_replay(
+            store,
+            terms,
+            flags.replay,
+            replace(flags.limiter, min_sequences=1, samples_per_insert=None) if offline else flags.limiter,
+            shares=flags.mixing.shares(),
+            seed=train.seed,
+            threads=train.threads,
+        )
     tracker = make_tracker(
         TrackingConfig(
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
             run_name=name,
-            tags={"role": "learn", "game": terms.env.env_id, "dataset": store.root.name, "run": name},
+            tags={"role": "learn", "game": terms.env.env_id, "dataset": store.root.name, "run": publishes_as},
             run_id=folder.record.get("mlflow_run_id") if train.resume else None,
         )
     )
+    progress = None
+    if not offline and not isinstance(replay, RemoteReplay):  # A replay elsewhere publishes its own progress.
+        progress = ProgressWriter(store, name, lambda: replay.progress(learner.updates))
     training = Training(
         learner=learner,
         replay=replay,
         prefetcher=Prefetcher(replay, flags.limiter.batch_size, deterministic=train.deterministic),
-        progress=None if offline else ProgressWriter(store, name, lambda: replay.progress(learner.updates)),
-        publisher=None if offline else ParamsPublisher(store, name, flags.publish),
+        progress=progress,
+        publisher=None if offline else ParamsPublisher(store, publishes_as, flags.publish),
         retention=None if offline else Retention(store, flags.retention),
         folder=folder,
         tracker=tracker,
         config=flags.checkpoint,
+        memory=flags.memory,
+        dq_every=train.dq_every,
     )
     if train.resume:
         for line in training.restore():
@@ -199,7 +241,17 @@ def _build(flags: LearnFlags, terms: DatasetTerms, status: StatusLine) -> Traini
     folder.write({"run": name, "dataset": str(store.root)})
     parameters = sum(value.numel() for value in learner.network.parameters())
     status.say(f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {device}")
+    if service:
+        status.say(f"learn: draws from {service.connection.address}, publishes parameters as run {publishes_as}")
     return training
+
+
+def _refuse_replay_settings(flags: LearnFlags, defaults: LearnFlags) -> None:
+    """What decides the draws is the service's affair: a flag that would do nothing is refused."""
+    for ours, default in ((flags.replay, defaults.replay), (flags.limiter, defaults.limiter)):
+        for name, value in asdict(ours).items():
+            if name != "batch_size" and value != getattr(default, name):
+                raise ValueError(f"{name} is {value}; allowed: not with --replay, give it to serve_replay.py")
 
 
 def _wait_for_dataset(flags: LearnFlags, stop: StopRequest, status: StatusLine) -> bool:

@@ -37,12 +37,18 @@ class RunFolder:
         self.record.update(values)
         LocalStore(self.path).put(RECORD, json.dumps(self.record, indent=1).encode() + b"\n")
 
+    def keep(self, name: str, record: dict[str, Any]) -> None:
+        """``record`` as the file ``name`` in this folder. Durable when the call returns."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        LocalStore(path.parent).put(path.name, json.dumps(record).encode())
+
     def checkpoints(self, keep: int) -> CheckpointFolder:
         return CheckpointFolder(self.path / "checkpoints", keep)
 
 
-def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path) -> RunFolder:
-    """The folder that ``--resume`` means: the one named, else the newest of this dataset below ``runs/``.
+def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path, job: str = "learn") -> RunFolder:
+    """The folder that ``--resume`` means: the one named, else the newest that ``job`` made for this dataset.
 
     Raises:
         ValueError: there is none.
@@ -53,9 +59,10 @@ def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path
             raise ValueError(f"resume is True; allowed: with a run in {folder.path}, which holds none")
         return folder
     found = [RunFolder(path.parent) for path in RUNS.glob(f"*/{RECORD}")]
-    ours = [folder for folder in found if folder.record.get("dataset") == str(dataset)]
+    records = [(folder, folder.record) for folder in found if folder.record.get("job", "learn") == job]
+    ours = [folder for folder, record in records if record.get("dataset") == str(dataset)]
     if not ours:
         raise ValueError(
-            f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where there is none"
+            f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where {job} has none"
         )
     return max(ours, key=lambda folder: folder.path.joinpath(RECORD).stat().st_mtime_ns)

@@ -8,14 +8,18 @@ import numpy as np
 import torch
 
 from jobs.console import StatusLine, warn
+from jobs.health import HealthLog, memory_troubles
 from jobs.run_folder import RunFolder
 from jobs.stopping import StopRequest
+from pipeline.mixed_replay import MixedReplay
 from pipeline.params import ParamsPublisher
 from pipeline.prefetch import Prefetcher
 from pipeline.progress import ProgressWriter
 from pipeline.replay import Replay
+from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention
 from pipeline.tracking import Tracker
+from r2d2.health import LEARNER_TROUBLES, LearnerWatch, MemoryLimit, never_copied
 from r2d2.learner import Learner, LearnerOutput
 from r2d2.serialize import tensors_from_bytes, tensors_to_bytes
 from schemas.records import ReplaySample
@@ -32,17 +36,21 @@ class CheckpointConfig:
 
     Attributes:
         checkpoint_seconds: time between two checkpoints; one is always written at a clean stop.
+        checkpoint_updates: also whenever the updates are a multiple of this; 0: by time alone.
         keep: checkpoints kept, 2 or more.
         max_skipped_updates: updates in a row with a loss or gradient that is not finite before the job stops.
     """
 
     checkpoint_seconds: float = 300.0
+    checkpoint_updates: int = 0
     keep: int = 3
     max_skipped_updates: int = 20
 
     def __post_init__(self) -> None:
         if self.checkpoint_seconds <= 0:
             raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; allowed: above 0")
+        if self.checkpoint_updates < 0:
+            raise ValueError(f"checkpoint_updates is {self.checkpoint_updates}; allowed: 0 or more")
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; allowed: 2 or more")
         if self.max_skipped_updates < 1:
@@ -56,7 +64,7 @@ class Training:
         self,
         *,
         learner: Learner,
-        replay: Replay,
+        replay: Replay | MixedReplay | RemoteReplay,
         prefetcher: Prefetcher,
         progress: ProgressWriter | None,
         publisher: ParamsPublisher | None,
@@ -64,6 +72,8 @@ class Training:
         folder: RunFolder,
         tracker: Tracker,
         config: CheckpointConfig,
+        memory: MemoryLimit,
+        dq_every: int,
     ) -> None:
         self._learner, self._replay, self._prefetcher, self._progress = learner, replay, prefetcher, progress
         self._publisher, self._folder, self._tracker, self._config = publisher, folder, tracker, config
@@ -74,6 +84,8 @@ class Training:
         self._checkpointed_at = time.monotonic()
         self._skipped = self._skipped_in_a_row = 0
         self._window = MetricsWindow()
+        self._memory, self._dq_every = memory, dq_every
+        self._watch, self._health = LearnerWatch(learner), HealthLog((*LEARNER_TROUBLES, "memory_near_limit"))
         self._last_saved = -1
 
     def restore(self) -> Iterator[str]:
@@ -93,6 +105,8 @@ class Training:
     def run(self, stop: StopRequest, status: StatusLine, *, updates: int | None, max_minutes: float | None) -> None:
         """Train until stopped, or until ``updates`` in all, or for ``max_minutes``."""
         deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        period = self._learner.config.target_copy_updates
+        self._health.tell(never_copied(updates, self._learner.updates, period))
         self._publish_if_due()
         if self._progress:
             self._progress.start()
@@ -111,7 +125,7 @@ class Training:
                 self._update(sample)
             self._show(status, waits_for="" if sample is not None else self._prefetcher.waits_for())
             self._log(status)
-            if time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds:
+            if self._checkpoint_is_due():
                 self._save()
             if self._retention:
                 self._retention.enforce_if_due()
@@ -125,9 +139,10 @@ class Training:
         written = True
         if not failed:
             written = self._publish() and self._save()
-        self._tracker.metrics({**self._window.take(), **self._replay_metrics()}, self._learner.updates)
+        self._report()
         if self._progress:
             self._progress.close(clean=not failed)
+        self._replay.close()
         self._tracker.close(failed=failed)
         return written
 
@@ -144,20 +159,41 @@ class Training:
     def _update(self, sample: ReplaySample) -> None:
         started = time.monotonic()
         output = self._learner.step(sample)
-        self._replay.update_priorities(sample.ids, output.priorities)
+        taken = self._replay.update_priorities(sample.ids, output.priorities)
         self._window.updated(output, time.monotonic() - started)
+        self._watch.saw(sample, output, taken.applied)
         if output.updated:
             self._skipped_in_a_row = 0
+            if self._dq_every and self._learner.updates % self._dq_every == 0:
+                found = self._learner.discrepancies(sample)
+                self._tracker.metrics({f"learn/{name}": value for name, value in found.items()}, self._learner.updates)
         else:
-            self._skipped += 1
-            self._skipped_in_a_row += 1
-            warn(f"update skipped: loss or gradient not finite ({self._skipped_in_a_row} in a row)")
-            if self._skipped_in_a_row >= self._config.max_skipped_updates:
-                raise ValueError(
-                    f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite: the "
-                    "learning rate is too high, or rewards or observations are not finite"
-                )
+            self._skip(sample, output)
         self._publish_if_due()
+
+    def _skip(self, sample: ReplaySample, output: LearnerOutput) -> None:
+        """Nothing was changed by this update; say so, keep what it was made of, and give up after several in a row."""
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        name = f"skipped/{self._learner.updates:09d}-{self._skipped:06d}.json"
+        record = {
+            "updates": self._learner.updates,
+            "sequences": sample.batch.identities(),
+            "metrics": {name: str(value) for name, value in output.metrics.items()},
+        }
+        warn(
+            f"update skipped: loss or gradient not finite ({self._skipped_in_a_row} in a row); "
+            f"its sequences: {self._folder.path / name}"
+        )
+        try:
+            self._folder.keep(name, record)
+        except OSError as error:
+            self._say_not_written(name, error)
+        if self._skipped_in_a_row >= self._config.max_skipped_updates:
+            raise ValueError(
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite: the "
+                "learning rate is too high, or rewards or observations are not finite"
+            )
 
     def _publish_if_due(self) -> None:
         is_due = self._publisher is not None and self._publisher.is_due(self._learner.updates)
@@ -181,6 +217,12 @@ class Training:
     def _say_not_written(self, what: str, error: OSError) -> None:
         self._write_failures += 1
         warn(f"{what} could not be written, training goes on: {error}")
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._config.checkpoint_updates
+        by_updates = bool(every) and self._learner.updates > 0 and self._learner.updates % every == 0
+        by_time = time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds
+        return by_time or by_updates and self._learner.updates != self._last_saved
 
     def _save(self) -> bool:
         """False when the disk did not take the checkpoint; the ones before it stay, the next interval tries again."""
@@ -218,12 +260,17 @@ class Training:
     def _log(self, status: StatusLine) -> None:
         if self._window.seconds < METRICS_SECONDS:
             return
-        self._tracker.metrics({**self._window.take(), **self._replay_metrics()}, self._learner.updates)
+        self._report()
         if "mlflow_run_id" not in self._folder.record and (run_id := self._tracker.run_id()):
             try:
                 self._folder.write({"mlflow_run_id": run_id})
             except OSError as error:
                 self._say_not_written("run.json", error)
+
+    def _report(self) -> None:
+        self._health.tell([*self._watch.report(), *memory_troubles(self._memory, self._learner.device)])
+        values = {**self._window.take(), **self._replay_metrics(), **self._health.metrics()}
+        self._tracker.metrics(values, self._learner.updates)
 
     def _replay_metrics(self) -> dict[str, float]:
         counts = {f"replay/{name}": value for name, value in self._replay.metrics().items()}

@@ -23,7 +23,7 @@ class EncodedRow(NamedTuple):
     """
 
     collector: bytes
-    fixed: bytes
+    fixed: memoryview | bytes
     frame: memoryview | bytes
     probe: memoryview | bytes
 

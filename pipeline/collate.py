@@ -52,12 +52,17 @@ def pack_probe(sequence: Sequence) -> bytes:
 
 
 def unpack_rows(
-    records: np.ndarray, probes: Many[memoryview | bytes], observation: np.ndarray, layout: RowLayout
+    records: np.ndarray,
+    collectors: Many[bytes],
+    probes: Many[memoryview | bytes],
+    observation: np.ndarray,
+    layout: RowLayout,
 ) -> SequenceBatch:
     """B packed rows and their decoded pixels as a batch of contiguous, writable arrays; ``observation`` is kept."""
     parts = layout.core_parts
     return SequenceBatch(
         observation=observation,
+        collector=np.array([bytes(name) for name in collectors]),
         lineage=records["lineage"].copy(),
         core=tuple(records[f"core_{part}"].copy() for part in parts),
         unroll_core=tuple(records[f"unroll_core_{part}"].copy() for part in parts),
@@ -118,4 +123,5 @@ def stack_sequences(sequences: Many[Sequence]) -> SequenceBatch:
         version_last=stack("version_last", np.int64),
         lineage=np.stack([np.frombuffer(sequence.lineage, np.uint8) for sequence in sequences]),
         epsilon=stack("epsilon", np.float32),
+        collector=np.array([sequence.collector.encode() for sequence in sequences]),
     )

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.dataset import ShardName
-from pipeline.decode import BatchDecoder
+from pipeline.decode import BatchDecoder, RowHolder
+from pipeline.drawing import draw_decoded
 from pipeline.holdings import UNUSABLE, Holdings
 from pipeline.limiter import LimiterConfig, RateLimiter
 from pipeline.priority_table import SAMPLERS, UpdateCounts
@@ -76,7 +77,7 @@ class Drawn:
     probabilities: np.ndarray
     replay_sequences: int
     places: list[Place]
-    rows: list[tuple[Shard, int]]
+    rows: list[tuple[RowHolder, int]]
     generator_before: dict[str, Any]
 
 
@@ -117,7 +118,7 @@ class Replay:
         self._limiter = RateLimiter(limiter)
         self._generator, self._clock = generator, clock
         self._decoder = BatchDecoder(terms, threads)
-        self._lock, self._poll_lock, self._decode_lock = threading.RLock(), threading.Lock(), threading.Lock()
+        self._lock, self._poll_lock = threading.RLock(), threading.Lock()
         self._outstanding: deque[Drawn] = deque()  # Drawn and not consumed yet, oldest first.
         self._restored: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
         self._polls = 0
@@ -190,22 +191,7 @@ class Replay:
             ValueError: ``batch_size`` is larger than the limiter was told.
             OSError: shards cannot be opened for want of maps or descriptors.
         """
-        drawn = self.draw(batch_size)
-        while drawn is not None:
-            with self._decode_lock:
-                batch, ok = self._decoder.decode(drawn.rows, observation_out)
-            if ok.all():
-                if not ahead:
-                    with self._lock:
-                        self._outstanding.remove(drawn)
-                return ReplaySample(
-                    ids=drawn.ids,
-                    probabilities=drawn.probabilities,
-                    replay_sequences=drawn.replay_sequences,
-                    batch=batch,
-                )
-            drawn = self.replace(drawn, ok)
-        return None
+        return draw_decoded(self, self._decoder, batch_size, observation_out, ahead=ahead)
 
     def draw(self, batch_size: int) -> Drawn | None:
         """Draw without decoding; the batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
@@ -231,14 +217,30 @@ class Replay:
             self._held.remove_corrupt(drawn.ids[~ok])
         return self._open(drawn) if self._draw_again(drawn, ok) else None
 
-    def consumed(self) -> None:
-        """The oldest outstanding batch has reached its learner."""
+    def consumed(self, drawn: Drawn | None = None) -> None:
+        """``drawn``, or else the oldest outstanding batch, has reached its learner."""
         with self._lock:
-            self._outstanding.popleft()
+            self._outstanding.remove(drawn or self._outstanding[0])
+
+    def give_back(self, drawn: Drawn) -> None:
+        """An outstanding batch that no learner will ever see: its samples are not counted."""
+        with self._lock:
+            self._outstanding.remove(drawn)
+            self._limiter.take_back_draw(len(drawn.ids))
 
     def waits_for(self) -> str:
         """What the last draw, if it was refused, waits for; else empty."""
         return self._waits_for
+
+    @property
+    def drawable(self) -> int:
+        """Sequences that can be drawn now."""
+        return self._held.table.drawable
+
+    def would_wait_for(self, batch_size: int) -> str:
+        """What a draw would wait for now; empty when it would not."""
+        with self._lock:
+            return self._refusal(batch_size)
 
     def _refusal(self, batch_size: int) -> str:
         if not self._held.is_indexed:
@@ -332,6 +334,8 @@ class Replay:
         from the dataset are named once and counted.
         """
         assert self._polls == 0, "restore comes before the first poll"
+        if "limiter" not in values:
+            raise ValueError("the checkpoint holds no replay: a service kept it; allowed: with --replay")
         self._restored = arrays, values
         self._held.restore(arrays, values)
         self._limiter.restore(values["limiter"])

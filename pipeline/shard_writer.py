@@ -166,7 +166,8 @@ class ShardWriter:
         zero = np.zeros((), self._layout.frames_dtype)
         shape = (len(rows), *self._layout.frames_shape)
         stand_in = np.lib.stride_tricks.as_strided(zero, shape, (0,) * len(shape))
-        batch = unpack_rows(records, [row.probe for row in rows], stand_in, self._layout)
+        collectors, probes = [self._collector.encode()] * len(rows), [row.probe for row in rows]
+        batch = unpack_rows(records, collectors, probes, stand_in, self._layout)
         priorities = np.asarray(self._initial_priorities(batch, np.stack([row.q_values for row in rows])), np.float32)
         if priorities.shape != (len(rows),):
             raise ValueError(f"initial priorities have shape {list(priorities.shape)}; allowed: [{len(rows)}]")

@@ -1,10 +1,15 @@
 """Priorities under lasting identities, as they are saved and found again after a restart."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 Run = tuple[str, int, int]  # Collector, first sequence number, how many.
+_ENTRY = "values"
 
 
 def pack_priorities(runs: list[Run], priorities: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -62,3 +67,19 @@ class SavedPriorities:
             if len(numbers):
                 found[collector] = numbers
         return found
+
+
+def snapshot_to_bytes(arrays: dict[str, np.ndarray], values: dict[str, Any]) -> bytes:
+    """A replay's ``state`` as one safetensors object, for an owner that has no learner's checkpoint to put it in."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(contiguous, metadata={_ENTRY: json.dumps(values)})
+
+
+def snapshot_from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The inverse. Raises ValueError naming what is wrong with ``data``."""
+    try:
+        arrays = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return arrays, json.loads(header["__metadata__"][_ENTRY])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{len(data)} bytes are no snapshot of a replay: {error}") from error

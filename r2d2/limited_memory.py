@@ -55,7 +55,7 @@ class LimitedMemoryPolicy:
     def act(
         self, observation: np.ndarray, previous_action: np.ndarray, previous_reward: np.ndarray, first: np.ndarray
     ) -> ActOutput:
-        """One vector step; arguments as of ``RecurrentPolicy.act``. ``core`` in the output holds zeros: none is kept."""
+        """One vector step; arguments as of ``RecurrentPolicy.act``. The ``core`` returned is zeros: none is kept."""
         k, lanes = self._steps, self._lanes
         age_out = np.repeat(np.arange(k) == self._turn, lanes)
         starts = torch.from_numpy(age_out | np.tile(np.asarray(first, np.bool_), k)).to(self._device)
@@ -73,6 +73,4 @@ class LimitedMemoryPolicy:
             q_values = self._network.heads(hidden[0, oldest]).float().cpu().numpy()
         action, greedy = epsilon_greedy(q_values, self.epsilons, self._generator)
         nothing = tuple(np.zeros((lanes, self._core.size), np.float32) for _ in self._core.parts)
-        return ActOutput(
-            action=action, greedy=greedy, q_values=q_values, core=nothing, version=-1, lineage=NO_LINEAGE
-        )
+        return ActOutput(action=action, greedy=greedy, q_values=q_values, core=nothing, version=-1, lineage=NO_LINEAGE)

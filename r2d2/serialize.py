@@ -40,9 +40,7 @@ def network_of(parameters: Parameters) -> R2D2Network:
     return network
 
 
-def params_to_bytes(
-    network: R2D2Network, version: int, lineage: bytes, acting: dict[str, Any] | None = None
-) -> bytes:
+def params_to_bytes(network: R2D2Network, version: int, lineage: bytes, acting: dict[str, Any] | None = None) -> bytes:
     """Parameters and all that is needed to act with them; equal inputs give equal bytes."""
     values = {"spec": network.spec.to_json(), "version": version, "lineage": lineage.hex(), "acting": acting}
     return tensors_to_bytes(network.state_dict(), values)

@@ -13,16 +13,16 @@ POSITIONS = [0, 2]
 
 
 class MaskedCartPole(gymnasium.ObservationWrapper):
-    """The observation is float32 ``[2]``: cart position (metres) and pole angle (radians)."""
+    """Observes float32 ``[2]``: cart position and pole angle, as shares of where an episode ends (-1 to 1)."""
 
     def __init__(self, **arguments) -> None:
-        super().__init__(CartPoleEnv(**arguments))
-        whole = self.env.observation_space
-        assert isinstance(whole, Box)
-        self.observation_space = Box(whole.low[POSITIONS], whole.high[POSITIONS], dtype=np.float32)
+        game = CartPoleEnv(**arguments)
+        super().__init__(game)
+        self._limits = np.array([game.x_threshold, game.theta_threshold_radians], np.float32)
+        self.observation_space = Box(-2.0, 2.0, (2,), np.float32)  # The last observation lies beyond the limit.
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        return observation[POSITIONS]
+        return observation[POSITIONS] / self._limits
 
 
 gymnasium.register(

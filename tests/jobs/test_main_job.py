@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from pipeline.dataset import list_collectors, shards_after
 from pipeline.store import LocalStore
 from pipeline.verify import verify_dataset
+from r2d2.serialize import tensors_from_bytes
 from tests.processes import COLLECT, LEARN, all_shards, tracked_runs, until, updates_of
 
 
@@ -202,3 +204,35 @@ def test_pyarrow_alone_reads_a_shard_without_a_copy(tmp_path, start):
     rows, allocated = said.split()
     assert int(rows) > 0
     assert int(allocated) == 0
+
+
+def test_ten_updates_a_kill_and_ten_more_are_twenty_bit_for_bit(tmp_path, start):
+    """Deterministic mode on a fixed dataset, from real checkpoints on disk: learner, target, optimiser, priorities."""
+    assert start("collect.py", *COLLECT, "--seed", "3", "--env-steps", "1200").wait() == 0
+    common = [*LEARN, "--offline", "--deterministic", "--checkpoint-updates", "10", "--keep", "9"]
+    whole = start("learn.py", *common, "--run-name", "whole", "--updates", "20")
+    assert whole.wait() == 0, whole.said
+    halves = start("learn.py", *common, "--run-name", "halves", "--updates", "100000")
+    checkpoints = tmp_path / "runs" / "halves" / "checkpoints"
+    until((checkpoints / "000000010").exists, what="the checkpoint at update 10")
+    halves.process.kill()
+    halves.wait()
+    for later in checkpoints.glob("0*"):  # It may have come further before the kill reached it.
+        if later.name != "000000010":
+            shutil.rmtree(later)
+    resumed = start("learn.py", *common, "--run-name", "halves", "--resume", "--updates", "20")
+    assert resumed.wait() == 0, resumed.said
+    assert "resumed run halves at update 10" in resumed.said
+    for blob in ("params.safetensors", "learner.safetensors", "replay.safetensors"):
+        once, twice = (
+            (tmp_path / "runs" / run / "checkpoints" / "000000020" / blob).read_bytes() for run in ("whole", "halves")
+        )
+        assert without_lineage(once) == without_lineage(twice), blob
+    assert not (tmp_path / "data" / "pong" / "runs").exists(), "offline writes nothing into the dataset"
+
+
+def without_lineage(data: bytes) -> tuple[dict, dict]:
+    """Tensors as bytes, and the values beside them but for what is drawn or timed anew in every run."""
+    tensors, values = tensors_from_bytes(data)
+    kept = {name: value for name, value in values.items() if name not in ("lineage", "waiting_seconds")}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}, kept

@@ -101,7 +101,7 @@ def test_a_batch_that_does_not_come_in_time_is_none_with_the_reason(store, deter
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_starved_learner_sees_a_new_shard_within_a_quarter_of_a_second(tmp_path, deterministic):
+def test_a_starved_learner_does_not_sit_out_the_time_between_polls(tmp_path, deterministic):
     quarry = make_quarry(tmp_path / "quarry", {"a": [20]})
     store = empty_dataset(tmp_path / "data")
     with Prefetcher(make_replay(store), 8, poll_seconds=60, deterministic=deterministic) as batches:
@@ -109,7 +109,7 @@ def test_a_starved_learner_sees_a_new_shard_within_a_quarter_of_a_second(tmp_pat
         quarry.publish(quarry.shards["a"][0], store)
         started = time.monotonic()
         assert batches.next(PATIENCE_SECONDS) is not None
-        assert time.monotonic() - started < 0.25 + 0.5  # The rest is for a busy machine; without waking it takes 60 s.
+        assert time.monotonic() - started < 5  # On an idle machine 0.15 s.
 
 
 def test_new_shards_are_found_while_batches_flow(tmp_path):

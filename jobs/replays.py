@@ -1,0 +1,124 @@
+"""Which replay a learner draws from: one in process, one mixed of several datasets, or a service's."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jobs.console import StatusLine
+from jobs.stopping import StopRequest
+from pipeline.dataset import read_terms
+from pipeline.flight import ServiceConnection, check_address
+from pipeline.limiter import LimiterConfig
+from pipeline.mixed_replay import MixedReplay, Share, refuse_other_terms, refuse_shares
+from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay_client import RemoteReplay, describe
+from pipeline.replay_messages import Description
+from pipeline.store import LocalStore, open_store
+from schemas.terms import DatasetTerms
+
+WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixFlags:
+    """Further datasets in the same replay.
+
+    Attributes:
+        mix: ``URI=0.25``, repeatable: a quarter of every batch comes from the dataset URI; ``URI=0.5:0.1@100000``: its
+            share falls from a half to a tenth over 100,000 updates. The rest is ``--dataset``'s, which alone counts for
+            ``--samples-per-insert``. Terms must be the same.
+    """
+
+    mix: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        refuse_shares(self.shares())
+
+    def shares(self) -> list[Share]:
+        return [Share.parse(text) for text in self.mix]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceFlags:
+    """A replay elsewhere.
+
+    Attributes:
+        replay: ``grpc://host:port`` of a serve_replay.py to draw from, instead of a replay in this process.
+    """
+
+    replay: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.replay is not None:
+            check_address(self.replay)
+
+
+def make_replay(
+    store: LocalStore,
+    terms: DatasetTerms,
+    config: ReplayConfig,
+    limiter: LimiterConfig,
+    *,
+    shares: Sequence[Share] = (),
+    seed: int,
+    threads: int = 1,
+) -> Replay | MixedReplay:
+    """A replay in this process, mixed when there are ``shares``.
+
+    Raises:
+        ValueError: a dataset to be mixed in is missing, or has other terms.
+    """
+    main = Replay(store, terms, config, limiter, generator=np.random.default_rng(seed), threads=threads)
+    if not shares:
+        return main
+    others = {}
+    # A share that is nothing in some batch may be a whole batch's in none: the limiter of a fixed dataset never waits.
+    without_ratio = LimiterConfig(batch_size=limiter.batch_size, min_sequences=1, samples_per_insert=None)
+    for number, share in enumerate(shares, start=1):
+        other = open_store(share.uri)
+        refuse_other_terms(share.uri, read_terms(other), terms)
+        generator = np.random.default_rng([seed, number])
+        others[share] = Replay(other, terms, config, without_ratio, generator=generator)
+    return MixedReplay(main, others, terms, threads=threads)
+
+
+class FoundService(NamedTuple):
+    """A replay service that has answered."""
+
+    connection: ServiceConnection
+    description: Description
+
+    def replay(self, *, batch_size: int, threads: int) -> RemoteReplay:
+        """Raises ValueError when the service gives no batches so large."""
+        largest = self.description.largest_batch
+        if batch_size > largest:
+            raise ValueError(f"batch_size is {batch_size}; allowed: at most {largest}, which the replay service gives")
+        return RemoteReplay(self.connection, self.description, threads=threads)
+
+    def refuse_other_dataset(self, terms: DatasetTerms | None, uri: str) -> None:
+        """Raise ValueError unless the dataset here, which takes the parameters, is the service's."""
+        if terms is None:
+            raise ValueError(f"dataset is {uri}; allowed: where this machine sees the dataset of the replay service")
+        differences = terms.differences(self.description.terms)
+        if differences:
+            raise ValueError(f"dataset is {uri}; allowed: that of the replay service ({'; '.join(differences)})")
+
+
+def find_service(
+    address: str, stop: StopRequest, status: StatusLine, max_minutes: float | None = None
+) -> FoundService | None:
+    """Wait for the service at ``address``; None when the job was stopped, or its time was up, before there was one.
+
+    Raises:
+        ValueError: what answers there is no replay service of ours.
+    """
+    connection = ServiceConnection(address)
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    while (description := describe(connection)) is None:
+        status.show(waits_for=f"the replay service at {address}; start it with python jobs/serve_replay.py")
+        if stop.wait(WAIT_SECONDS) or (deadline is not None and time.monotonic() >= deadline):
+            return None
+    return FoundService(connection, description)

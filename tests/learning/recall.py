@@ -1,0 +1,66 @@
+"""``make learn-recall``: a task that needs memory, learnt by the whole system, and the control that has none.
+
+Four trials an episode: a cue for one step, 40 steps of nothing, then the question which of two it was. The gradient
+spans 64 steps, so a trial fits, but the state has to arrive. Passes when the recurrent network answers 95 % of the
+questions in 200 greedy episodes for each seed, and the network without recurrence at most 60 %.
+
+Neither network is given its previous action: one without memory could act out the cue and copy its own last action from
+step to step, which is memory through the back door. The core is thus all that differs, and the only place for the cue.
+(The previous reward tells at most how an earlier trial went; cues are drawn afresh.)
+
+    python -m tests.learning.recall [--seeds 3] [--control-seeds 1]
+"""
+
+import sys
+from dataclasses import replace
+
+from jobs.presets import CoreOptions, NetworkOptions, Preset
+from pipeline.environments import EnvironmentConfig
+from pipeline.limiter import LimiterConfig
+from pipeline.replay import ReplayConfig
+from r2d2.config import LearnerConfig
+from schemas.geometry import SequenceGeometry
+from tests.learning.alternate import Schedule
+from tests.learning.report import Bound, run_seeds
+
+TRIALS, DELAY = 4, 40
+ENV_ID = "pipeline.environments.recall:Recall-v0"
+
+
+def recall() -> Preset:
+    """Settings of algorithm.md 5a."""
+    return Preset(
+        environment=EnvironmentConfig(env_id=ENV_ID, arguments={"trials": TRIALS, "delay": DELAY}),
+        geometry=SequenceGeometry(burn_in=16, unroll=64, bootstrap=5, stride=16),
+        network=NetworkOptions(
+            dense=(64,), core=CoreOptions(core_width=64), dueling_width=64, use_previous_action=False
+        ),
+        learner=LearnerConfig(
+            gamma=0.99, rescaling=False, learning_rate=1e-3, adam_epsilon=1e-8, target_copy_updates=200
+        ),
+        replay=ReplayConfig(capacity=100_000, alpha=0.9),
+        limiter=LimiterConfig(samples_per_insert=2.0, min_sequences=400, batch_size=32),
+        envs=32,
+    )
+
+
+def without_memory(preset: Preset) -> Preset:
+    return replace(preset, network=replace(preset.network, core=CoreOptions(core="none")))
+
+
+SCHEDULE = Schedule(
+    max_updates=1_500, evaluate_updates=100, good_enough=0.99 * TRIALS, validation_episodes=50, test_episodes=200
+)
+BOUNDS = {
+    "recurrent": Bound(least=0.95, most_seconds=180),
+    "no recurrence": Bound(most=0.60, most_seconds=180),
+}
+
+
+def main() -> int:
+    presets = {"recurrent": recall(), "no recurrence": without_memory(recall())}
+    return run_seeds(__doc__, presets, SCHEDULE, BOUNDS, unit="share of right answers", scale=1 / TRIALS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

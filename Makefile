@@ -40,5 +40,8 @@ MINUTES ?= 20
 soak: $(READY)  ## Both jobs for MINUTES with kills at random moments; then every shard is read.
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
 
+bench-upkeep: $(READY)  ## What logging and checkpoints cost the learner.
+	$(BIN)/python -m tests.benchmarks.upkeep
+
 clean:  ## Remove the environment and what the demo made.
 	rm -rf $(VENV) .demo

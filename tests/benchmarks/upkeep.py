@@ -1,0 +1,81 @@
+"""``make bench-upkeep``: what logging and checkpoints cost the learner, at the default cadence.
+
+Runs the real ``learn.py`` (laptop preset, Pong shards of a random policy, MLflow on sqlite) with its own methods timed.
+Logging: time in the learner's thread, and CPU of MLflow's thread, which shares the interpreter. Exit 1 above 2 % each.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+
+import psutil
+
+from jobs import collect, learn
+from jobs.training import CheckpointConfig, Training
+from pipeline.tracking import MLflowTracker
+
+MOST = 0.02
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.5)
+    flags = parser.parse_args()
+    seconds: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+
+    def timed(owner, name, part):
+        function = getattr(owner, name)
+
+        def wrapped(*arguments, **named):
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                if threading.current_thread() is threading.main_thread():
+                    seconds[part] += time.perf_counter() - started
+                    calls[part] += 1
+
+        setattr(owner, name, wrapped)
+
+    thread_cpu: dict[str, float] = {}
+    deliver, open_run = MLflowTracker._deliver, MLflowTracker._open_run
+
+    def measured_opening(tracker):
+        client = open_run(tracker)
+        thread_cpu["opening"] = time.thread_time()
+        return client
+
+    def measured_delivery(tracker):
+        deliver(tracker)
+        thread_cpu["delivering"] = time.thread_time() - thread_cpu["opening"]
+
+    MLflowTracker._deliver, MLflowTracker._open_run = measured_delivery, measured_opening
+    timed(Training, "run", "run")
+    timed(Training, "_log", "logging")
+    timed(Training, "_save", "checkpoint")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        collect.main(["--env-steps", "12000", "--tracking-uri", "none"])
+        learn.main(["--offline", "--max-minutes", str(flags.minutes), "--checkpoint-seconds", "15"])
+        os.chdir("/")
+    cadence = CheckpointConfig().checkpoint_seconds
+    shares = {
+        "logging, in the learner's thread": seconds["logging"] / seconds["run"],
+        "logging, CPU of MLflow's thread": thread_cpu["delivering"] / seconds["run"],
+        f"checkpoint every {cadence:.0f} s": seconds["checkpoint"] / calls["checkpoint"] / cadence,
+    }
+    print(f"\nlaptop preset, {seconds['run']:.0f} s, {psutil.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    for name, share in shares.items():
+        print(f"  {name:52s} {share:.3%} (at most {MOST:.0%})")
+    print(f"  one checkpoint{'':38s} {1e3 * seconds['checkpoint'] / calls['checkpoint']:.0f} ms")
+    print(f"  once, importing and opening MLflow{'':18s} {thread_cpu['opening']:.1f} s of CPU")
+    return 0 if max(shares.values()) <= MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -50,7 +50,7 @@ class Job:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.wait(15)
+        return self.wait(30)
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     show_warnings()
     with refusing(OSError):
         flags, preset, stored_terms = read_flags(CollectFlags, argv, "collect.py")
-        act, store = flags.act, flags.source.store()
+        act, store = flags.act, flags.source.open_store()
         environment = flags.source.environment(preset, stored_terms)
         groups = make_lane_groups(environment, act.envs, act.threads)
         terms = DatasetTerms(env=groups[0].spec, geometry=flags.window, core=flags.core.spec())

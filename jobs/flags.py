@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from jobs.command_line import parse, peek
+from jobs.console import warn
 from jobs.presets import DEFAULT_PRESET, Preset, preset_named
 from pipeline.dataset import read_terms
 from pipeline.environments import EnvironmentConfig
+from pipeline.file_system import network_file_system
 from pipeline.store import LocalStore, open_store
 from pipeline.tracking import DEFAULT_URI, TrackingConfig
 from schemas.terms import DatasetTerms
@@ -39,6 +41,13 @@ class DatasetFlags:
 
     def store(self) -> LocalStore:
         return open_store(dataset_uri(self.dataset, self.env))
+
+    def open_store(self) -> LocalStore:
+        """The store, with a warning where its promises do not hold."""
+        store = self.store()
+        if kind := network_file_system(store.root):
+            warn(f"{store.root} lies on a network file system ({kind}): datasets are only safe on local disks")
+        return store
 
     def names_identity(self) -> bool:
         """Any flag that speaks of the environment was given."""

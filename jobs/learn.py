@@ -168,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None, status: StatusLine) -> Training:
-    train, store, offline = flags.train, flags.source.store(), flags.train.offline
+    train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
         folder = find_run_to_resume(train.run_dir, name, store.root)

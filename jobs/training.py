@@ -220,9 +220,9 @@ class Training:
 
     def _checkpoint_is_due(self) -> bool:
         every = self._config.checkpoint_updates
-        by_updates = bool(every) and self._learner.updates > 0 and self._learner.updates % every == 0
+        by_updates = bool(every) and self._learner.updates % every == 0 and self._learner.updates != self._last_saved
         by_time = time.monotonic() - self._checkpointed_at >= self._config.checkpoint_seconds
-        return by_time or by_updates and self._learner.updates != self._last_saved
+        return by_time or (by_updates and self._learner.updates > 0)
 
     def _save(self) -> bool:
         """False when the disk did not take the checkpoint; the ones before it stay, the next interval tries again."""

@@ -138,7 +138,7 @@ class Training:
         self._prefetcher.close()
         written = True
         if not failed:
-            written = self._publish() and self._save()
+            written = all([self._publish(), self._save()])  # Either may fail; the other is written all the same.
         self._report()
         if self._progress:
             self._progress.close(clean=not failed)

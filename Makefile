@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench bench-collect test-faults soak clean
+.PHONY: help setup demo test lint bench bench-collect bench-learner learn-recall learn-cartpole test-faults soak clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -28,7 +28,7 @@ lint: $(READY)  ## Style, formatting, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: bench-collect  ## All benchmarks, each against its bound.
+bench: bench-collect bench-learner  ## All benchmarks, each against its bound.
 
 bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
@@ -39,6 +39,15 @@ test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minute
 MINUTES ?= 20
 soak: $(READY)  ## Both jobs for MINUTES with kills at random moments; then every shard is read.
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
+
+bench-learner: $(READY)  ## An update against its bare kernels: time, memory, waiting for data.
+	$(BIN)/python -m tests.benchmarks.learner
+
+learn-recall: $(READY)  ## A task that needs memory, learnt in a minute or two by three seeds; and the control without.
+	$(BIN)/python -m tests.learning.recall
+
+learn-cartpole: $(READY)  ## CartPole with its velocities hidden, three seeds.
+	$(BIN)/python -m tests.learning.cartpole
 
 bench-upkeep: $(READY)  ## What logging and checkpoints cost the learner.
 	$(BIN)/python -m tests.benchmarks.upkeep

@@ -21,6 +21,7 @@ from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.parameters import read_parameters
 from jobs.presets import NetworkOptions, Preset, laptop
 from jobs.replays import FoundService, MixFlags, ServiceFlags, find_service, make_replay
+from jobs.replicas import follow, join
 from jobs.run_folder import RunFolder, find_run_to_resume, new_run_name
 from jobs.stopping import StopRequest
 from jobs.training import CheckpointConfig, Training
@@ -35,8 +36,10 @@ from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention, RetentionConfig
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import LearnerConfig
+from r2d2.data_parallel import Replicas
 from r2d2.health import MemoryLimit
 from r2d2.learner import Learner
+from r2d2.tensors import transfer_buffer
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
@@ -151,7 +154,12 @@ def main(argv: Sequence[str]) -> int:
             refuse("dataset.json has gone again")
         _check_identity(flags, preset, terms)
         torch.set_num_threads(flags.train.threads)
-        training = _build(flags, terms, service, status)
+        replicas, device = join(flags.train.device, flags.limiter.batch_size)
+        learner = _make_learner(flags, terms, device, replicas)
+        if replicas.rank:
+            return follow(learner, replicas)
+        training = _build(flags, terms, service, learner, status)
+        learner.share_state()
     problem, failed = None, True
     try:
         with StatusLine("learn") as status:
@@ -161,13 +169,29 @@ def main(argv: Sequence[str]) -> int:
         problem = error
     finally:
         written = training.close(failed=failed)
+        replicas.close(failed=failed)
         print(f"learn: stopped ({stop.reason or 'failed'}): {training.summary()}", flush=True)
     if problem is not None:
         refuse(problem)
     return 0 if written else 1
 
 
-def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None, status: StatusLine) -> Training:
+def _make_learner(flags: LearnFlags, terms: DatasetTerms, device: str, replicas: Replicas) -> Learner:
+    return Learner(
+        flags.network.spec(terms.env, flags.window.frame_stack),
+        flags.learner,
+        geometry=flags.window,
+        stored=terms.geometry,
+        life_loss=terms.env.life_loss,
+        device=device,
+        seed=flags.train.seed,
+        replicas=replicas,
+    )
+
+
+def _build(
+    flags: LearnFlags, terms: DatasetTerms, service: FoundService | None, learner: Learner, status: StatusLine
+) -> Training:
     train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
@@ -177,17 +201,6 @@ def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None,
         name = name or new_run_name(store.root.name, train.seed)
         folder = RunFolder(train.run_dir or Path("runs") / name)
         folder.refuse_used()
-    spec = flags.network.spec(terms.env, flags.window.frame_stack)
-    device = train.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    learner = Learner(
-        spec,
-        flags.learner,
-        geometry=flags.window,
-        stored=terms.geometry,
-        life_loss=terms.env.life_loss,
-        device=device,
-        seed=train.seed,
-    )
     for notice in learner.notices:
         warn(notice)
     if train.init_from is not None:
@@ -223,7 +236,12 @@ def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None,
     training = Training(
         learner=learner,
         replay=replay,
-        prefetcher=Prefetcher(replay, flags.limiter.batch_size, deterministic=train.deterministic),
+        prefetcher=Prefetcher(
+            replay,
+            flags.limiter.batch_size,
+            deterministic=train.deterministic,
+            make_buffer=lambda: transfer_buffer(replay.observation_buffer(flags.limiter.batch_size), learner.device),
+        ),
         progress=progress,
         publisher=None if offline else ParamsPublisher(store, publishes_as, flags.publish),
         retention=None if offline else Retention(store, flags.retention),
@@ -237,10 +255,10 @@ def _build(flags: LearnFlags, terms: DatasetTerms, service: FoundService | None,
         for line in training.restore():
             status.say(f"learn: {line}")
     else:
-        tracker.params({**asdict(flags), "terms": asdict(terms), "network": asdict(spec), "provenance": provenance()})
+        tracker.params({**asdict(flags), "terms": asdict(terms), "network": asdict(learner.spec), "provenance": provenance()})
     folder.write({"run": name, "dataset": str(store.root)})
     parameters = sum(value.numel() for value in learner.network.parameters())
-    status.say(f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {device}")
+    status.say(f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {learner.device}")
     if service:
         status.say(f"learn: draws from {service.connection.address}, publishes parameters as run {publishes_as}")
     return training

@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     failed = True
     try:
         with StatusLine("serve") as status:
-            serving.run(stop, status, deadline)
+            serving.serve(stop, status, deadline)
         failed = False
     except (ValueError, OSError) as error:
         refuse(error)
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Serving:
-    """One service, wired: the replay, its snapshots, its progress record, its port."""
+    """One service, wired: the replay, its snapshots, its progress record, its ``port``, the name of its ``run``."""
 
     def __init__(self, flags: ServeReplayFlags, terms: DatasetTerms, status: StatusLine) -> None:
         serve_flags, store = flags.serve, flags.source.store()
@@ -146,12 +146,13 @@ class Serving:
             for line in self._restore():
                 status.say(f"serve: {line}")
         self._server: Any = serve(self._service, serve_flags.host, serve_flags.port)
+        self.run, self.port = name, int(self._server.port)
         self._folder.write({"run": name, "dataset": str(store.root), "job": JOB})
         self._progress = ProgressWriter(store, name, self._service.progress)
-        address = f"grpc://{serve_flags.host}:{self._server.port}"
+        address = f"grpc://{serve_flags.host}:{self.port}"
         status.say(f"serve: {terms.env.env_id} from {store.root} as run {name} at {address}")
 
-    def run(self, stop: StopRequest, status: StatusLine, deadline: float | None) -> None:
+    def serve(self, stop: StopRequest, status: StatusLine, deadline: float | None) -> None:
         """Follow the dataset and keep snapshots until stopped; the port's own threads serve meanwhile."""
         self._replay.poll(stop.__bool__)
         self._progress.start()

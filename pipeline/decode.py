@@ -1,10 +1,11 @@
 """Drawn rows to one batch: checksums verified, pixels decoded by a few threads straight into one buffer."""
 
 import threading
-from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,11 +14,20 @@ from pipeline.collate import unpack_rows
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
+FETCHED_AT_ONCE = 4
+
 
 class RowHolder(Protocol):
     """A shard, or whatever else gives whole rows by number."""
 
     def row(self, row: int) -> EncodedRow: ...
+
+
+class _AtHand(NamedTuple):
+    rows: Many[EncodedRow]
+
+    def row(self, row: int) -> EncodedRow:
+        return self.rows[row]
 
 
 class BatchDecoder:
@@ -67,45 +77,59 @@ class BatchDecoder:
         Raises:
             ValueError: a shard of other terms, or a buffer of another shape or kind.
         """
-        return self._decode(lambda index: draws[index][0].row(int(draws[index][1])), len(draws), observation_out)
+        observation = self.observation_buffer(len(draws)) if observation_out is None else observation_out
+        self._refuse_other_buffer(observation, len(draws))
+        with self._lock:
+            return self._decode(draws, observation)
 
     def decode_rows(
         self, rows: Many[EncodedRow], observation_out: np.ndarray | None = None
     ) -> tuple[SequenceBatch, np.ndarray]:
         """The same for rows that are at hand as they rest in a shard."""
-        return self._decode(rows.__getitem__, len(rows), observation_out)
+        at_hand = _AtHand(rows)
+        return self.decode([(at_hand, row) for row in range(len(rows))], observation_out)
 
-    def _decode(
-        self, row_of: Callable[[int], EncodedRow], batch_size: int, observation_out: np.ndarray | None
-    ) -> tuple[SequenceBatch, np.ndarray]:
-        observation = self.observation_buffer(batch_size) if observation_out is None else observation_out
-        self._refuse_other_buffer(observation, batch_size)
-        with self._lock:
-            collectors, probes = [b""] * batch_size, [b""] * batch_size
-            ok = np.zeros(batch_size, bool)
-            remaining = iter(range(batch_size))
-            records = self._records_for(batch_size)
-            packed, row_bytes = records.view(np.uint8), records.itemsize
+    def _decode(self, draws: Many[tuple[RowHolder, int]], observation: np.ndarray) -> tuple[SequenceBatch, np.ndarray]:
+        layout, records = self._layout, self._records_for(len(draws))
+        packed: Any = records.data.cast("B")
+        row_bytes = records.itemsize
+        rows: list[EncodedRow] = []
+        fetched: SimpleQueue[Any] = SimpleQueue()
+        ok = np.zeros(len(draws), bool)
 
-            def decode_remaining() -> None:
-                # Each thread takes the next row, so a slow one holds up nobody; and it fetches and verifies it itself,
-                # which needs the interpreter's lock, while the others are inside zstd, which does not.
-                for index in remaining:
-                    row = row_of(index)
-                    if len(row.fixed) != row_bytes:
-                        raise ValueError(f"row holds {len(row.fixed)} fixed bytes; allowed here: {row_bytes}")
-                    packed[index * row_bytes : (index + 1) * row_bytes] = memoryview(row.fixed)
-                    collectors[index], probes[index] = row.collector, row.probe
-                    ok[index] = row_is_intact(row, self._layout) and _decodes(row.frame, observation[index])
+        def fetch(draws: Many[tuple[RowHolder, int]]) -> None:
+            for holder, number in draws:
+                row, index = holder.row(number), len(rows)
+                if len(row.fixed) != row_bytes:
+                    raise ValueError(f"row holds {len(row.fixed)} fixed bytes; allowed under these terms: {row_bytes}")
+                packed[index * row_bytes : (index + 1) * row_bytes] = row.fixed
+                rows.append(row)
+                fetched.put(index)
 
-            helpers = [self._pool.submit(decode_remaining) for _ in range(self._threads - 1)] if self._pool else []
-            try:
-                decode_remaining()
-            finally:
-                wait(helpers)
-            for helper in helpers:
-                helper.result()
-            return unpack_rows(records, collectors, probes, observation, self._layout), ok
+        def decode(index: int) -> None:
+            ok[index] = row_is_intact(rows[index], layout) and _decodes(rows[index].frame, observation[index])
+
+        def decode_fetched() -> None:
+            while (index := fetched.get()) is not None:
+                decode(index)
+
+        helpers = [self._pool.submit(decode_fetched) for _ in range(self._threads - 1)] if self._pool else []
+        try:
+            # Fetching holds the interpreter's lock, which the others need for a moment between two rows: so only a few
+            # rows at a time, with one decoded in between.
+            for start in range(0, len(draws), FETCHED_AT_ONCE):
+                fetch(draws[start : start + FETCHED_AT_ONCE])
+                with suppress(Empty):
+                    decode(fetched.get_nowait())
+            collectors, probes = [row.collector for row in rows], [row.probe for row in rows]
+            batch = unpack_rows(records, collectors, probes, observation, layout)
+        finally:
+            for _ in range(self._threads):
+                fetched.put(None)
+        decode_fetched()
+        for helper in helpers:
+            helper.result()
+        return batch, ok
 
     def _records_for(self, batch_size: int) -> np.ndarray:
         """Memory for a batch's fixed columns that is kept: fresh memory would cost its page faults."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.dataset import TERMS_NAME, ShardName, unknown_files
+from pipeline.held_out import held_out_rows
 from pipeline.priority_table import REMOVED, PriorityTable
 from pipeline.shard_cache import ShardCache
 from pipeline.shard_index import Arrival, ShardIndex
@@ -44,8 +45,10 @@ class Holdings:
         alpha: float,
         sampler: str,
         max_open_shards: int | None,
+        held_out: float = 0.0,
     ) -> None:
-        self._store = store
+        self._store, self._held_out = store, held_out
+        self._kept_apart: dict[ShardName, np.ndarray] = {}
         self.index = ShardIndex(store, capacity)
         self.table = PriorityTable(capacity, alpha, sampler)
         self.cache = ShardCache(store, terms, max_open_shards)
@@ -61,7 +64,10 @@ class Holdings:
 
     def read(self, name: ShardName) -> Arrival:
         """What a new shard brings. Raises one of ``UNUSABLE`` when it cannot be used, another OSError when none can."""
-        return self.index.arrival(name, self.cache.read(name))
+        shard = self.cache.read(name)
+        if self._held_out:
+            self._kept_apart[name] = held_out_rows(name.collector, shard.columns["episode"], self._held_out)
+        return self.index.arrival(name, shard)
 
     def admit(self, arrival: Arrival) -> int:
         """Take in a shard's sequences. Returns how many of them the restored state (if any) had not counted yet."""
@@ -76,6 +82,8 @@ class Holdings:
             saved = self._saved.take(name.collector, arrival.first_sequence, name.sequences)
             was_saved = held & ~np.isnan(saved)
             self.table.restore(ids[was_saved], saved[was_saved])
+        if (kept_apart := self._kept_apart.pop(name, None)) is not None:
+            self.table.remove(ids[held & kept_apart])
         if not arrival.intact.all():
             self.remove_corrupt(ids[held & ~arrival.intact])
         return 0 if is_known else name.sequences

@@ -71,8 +71,8 @@ class Share:
 
 def refuse_shares(shares: list[Share]) -> None:
     """Raise ValueError when nothing would be left for the main dataset, or one is named twice."""
-    for which in ("first", "last"):
-        total = sum(getattr(share, which) for share in shares)
+    for batch in (0, *(share.batches for share in shares)):  # Between these their sum is a straight line.
+        total = sum(share.at(batch) for share in shares)
         if total >= 1:
             raise ValueError(f"mix is {total:g} in all; allowed: less than 1, the rest is the dataset's own")
     uris = [share.uri for share in shares]

@@ -41,12 +41,14 @@ class ReplayConfig:
         alpha: draws are in proportion to priority^alpha (paper: 0.9, article: 0.5).
         sampler: ``proportional`` or ``uniform``.
         max_open_shards: how many shards stay memory-mapped; None: as many as is sensible on this machine.
+        held_out: share of the episodes that are never drawn, to judge by what was learned from the others.
     """
 
     capacity: int = 100_000
     alpha: float = 0.9
     sampler: str = "proportional"
     max_open_shards: int | None = None
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -55,6 +57,8 @@ class ReplayConfig:
             raise ValueError(f"alpha is {self.alpha}; allowed: 0 to 1")
         if self.sampler not in SAMPLERS:
             raise ValueError(f"sampler is {self.sampler!r}; allowed: {', '.join(SAMPLERS)}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; allowed: 0 to below 1")
 
 
 class PollCounts(NamedTuple):
@@ -114,6 +118,7 @@ class Replay:
             alpha=config.alpha,
             sampler=config.sampler,
             max_open_shards=config.max_open_shards,
+            held_out=config.held_out,
         )
         self._limiter = RateLimiter(limiter)
         self._generator, self._clock = generator, clock

@@ -22,7 +22,7 @@ from schemas.terms import DatasetTerms
 
 LEASE_SECONDS = 30.0
 MOST_OUTSTANDING = 64  # Batches that one client may hold: far more than any prefetching needs.
-TURN_SECONDS = 0.5  # A learner that has waited keeps its turn as long as it asks at least this often.
+TURN_SECONDS = 0.5  # A learner that waits keeps its turn as long as it asks at least this often.
 
 
 class ReplayService:
@@ -32,6 +32,7 @@ class ReplayService:
         clock: seconds, monotonic.
 
     Attributes:
+        replay: the one served.
         updates: batches whose priorities came back, over all clients; goes on over restarts with ``restore``.
         starved: set while a learner waits, so that new shards are looked for sooner.
     """
@@ -46,7 +47,7 @@ class ReplayService:
         largest_batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._replay, self._clock = replay, clock
+        self.replay, self._clock = replay, clock
         self.description = Description(
             incarnation=secrets.token_hex(8), run=run, dataset=dataset, largest_batch=largest_batch, terms=terms
         )
@@ -76,7 +77,7 @@ class ReplayService:
     def _drawn(self, session: "_Session", request: DrawRequest) -> DrawnBatch | None:
         drawn = session.outstanding.get(request.number)
         if drawn is not None and len(drawn.ids) != request.batch_size:
-            self._replay.give_back(session.outstanding.pop(request.number))
+            self.replay.give_back(session.outstanding.pop(request.number))
             drawn = None
         if drawn is None:
             if len(session.outstanding) >= MOST_OUTSTANDING:
@@ -84,7 +85,7 @@ class ReplayService:
             drawn = self._draw_in_turn(request)
         if drawn is not None:
             ok = ~np.isin(drawn.ids, np.array(request.corrupt, np.int64))
-            drawn = drawn if ok.all() else self._replay.replace(drawn, ok)
+            drawn = drawn if ok.all() else self.replay.replace(drawn, ok)
         if drawn is None:
             session.outstanding.pop(request.number, None)
         else:
@@ -95,7 +96,7 @@ class ReplayService:
         with self._draw_lock:
             if not self._turns.may_draw(request.client):
                 return None
-            drawn = self._replay.draw(request.batch_size)
+            drawn = self.replay.draw(request.batch_size)
             if drawn is None:
                 self._turns.wait(request.client)
                 self.starved.set()
@@ -107,7 +108,7 @@ class ReplayService:
     def _packed(self, drawn: DrawnBatch | None) -> pa.RecordBatch:
         header: dict[str, Any] = {"incarnation": self.description.incarnation}
         if drawn is None:
-            header["waits_for"] = self._replay.waits_for() or "its turn: other learners have waited longer"
+            header["waits_for"] = self.replay.waits_for() or "its turn: other learners have waited longer"
         else:
             header["replay_sequences"] = drawn.replay_sequences
         return pack_batch(header, drawn)
@@ -118,7 +119,7 @@ class ReplayService:
         if request.incarnation != self.description.incarnation:
             return UpdateCounts(0, len(request.ids), 0)
         ids, priorities = np.array(request.ids, np.int64), np.array(request.priorities, np.float64)
-        counts = self._replay.update_priorities(ids, priorities)
+        counts = self.replay.update_priorities(ids, priorities)
         with self._lock:
             self.updates += 1
         return counts
@@ -126,7 +127,7 @@ class ReplayService:
     def heartbeat(self, request: FromClient) -> bytes:
         """Counters of the replay as a JSON object."""
         self._session(request)
-        return json.dumps({"metrics": self._replay.metrics()}).encode()
+        return json.dumps({"metrics": self.replay.metrics()}).encode()
 
     def leave(self, request: FromClient) -> None:
         """The client goes; what it has not consumed is taken back."""
@@ -134,29 +135,29 @@ class ReplayService:
         with self._lock:
             session = self._sessions.pop(request.client, None)
         if session is not None:
-            self._end(session)
+            self._end(request.client, session)
 
     def end_silent_sessions(self) -> int:
         """Take back what silent clients hold. Returns how many there were."""
         now = self._clock()
         with self._lock:
             silent = [name for name, each in self._sessions.items() if now - each.heard_at > LEASE_SECONDS]
-            sessions = [self._sessions.pop(name) for name in silent]
-        for session in sessions:
-            self._end(session)
+            sessions = {name: self._sessions.pop(name) for name in silent}
+        for name, session in sessions.items():
+            self._end(name, session)
         return len(sessions)
 
     def progress(self) -> Progress:
-        return self._replay.progress(self.updates)
+        return self.replay.progress(self.updates)
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """See ``Replay.state``; batches that clients hold and have not consumed are left out."""
-        arrays, values = self._replay.state()
+        arrays, values = self.replay.state()
         return arrays, {**values, "updates": self.updates}
 
     def restore(self, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> str:
         self.updates = values["updates"]
-        return self._replay.restore(arrays, values)
+        return self.replay.restore(arrays, values)
 
     def _session(self, request: FromClient) -> "_Session":
         with self._lock:
@@ -164,14 +165,16 @@ class ReplayService:
             session.heard_at = self._clock()
         with session.lock:
             for number in [n for n in session.outstanding if n <= request.consumed]:
-                self._replay.consumed(session.outstanding.pop(number))
+                self.replay.consumed(session.outstanding.pop(number))
         return session
 
-    def _end(self, session: "_Session") -> None:
+    def _end(self, client: str, session: "_Session") -> None:
+        with self._draw_lock:
+            self._turns.forget(client)
         with session.lock:
             session.has_ended = True
             for drawn in session.outstanding.values():
-                self._replay.give_back(drawn)
+                self.replay.give_back(drawn)
             session.outstanding.clear()
 
 
@@ -186,22 +189,30 @@ class _Session:
 
 
 class _Turns:
-    """While there is not enough for all, who has waited longest draws first. Not thread-safe."""
+    """While there is not enough for all: of those who wait, who was served longest ago draws. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: dict[str, float] = {}  # In the order in which they began to wait; when each asked last.
+        self._asked_at: dict[str, float] = {}  # When those who wait asked last.
+        self._served: dict[str, int] = {}  # In the order of their last batches.
+        self._batches = 0
 
     def may_draw(self, client: str) -> bool:
         now = self._clock()
-        self._waiting = {name: at for name, at in self._waiting.items() if name == client or now - at <= TURN_SECONDS}
-        if not self._waiting or next(iter(self._waiting)) == client:
-            return True
-        self.wait(client)
-        return False
+        self._asked_at = {name: at for name, at in self._asked_at.items() if now - at <= TURN_SECONDS}
+        own = self._served.get(client, -1)
+        if any(self._served.get(name, -1) < own for name in self._asked_at if name != client):
+            self.wait(client)
+            return False
+        return True
 
     def wait(self, client: str) -> None:
-        self._waiting[client] = self._clock()
+        self._asked_at[client] = self._clock()
 
     def served(self, client: str) -> None:
-        self._waiting.pop(client, None)
+        self._asked_at.pop(client, None)
+        self._served[client], self._batches = self._batches, self._batches + 1
+
+    def forget(self, client: str) -> None:
+        self._asked_at.pop(client, None)
+        self._served.pop(client, None)

@@ -94,7 +94,7 @@ class Shard:
         """The whole row as it rests. Copies the fixed columns (a few KB), not the frame."""
         return EncodedRow(
             self._other_names.get(row, self._collector),
-            b"".join([data[at + row * width : at + (row + 1) * width] for data, at, width in self._pieces]),
+            b"".join([data[(start := at + row * width) : start + width] for data, at, width in self._pieces]),
             self._frames.value(row),
             self._probes.get(row, b""),
         )

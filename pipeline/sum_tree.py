@@ -1,22 +1,22 @@
-"""A tree of sums over weights: draws an index in proportion to its weight, at any size, without drift.
+"""A two-storey tree of sums over weights: draws an index in proportion to its weight, at any size, without drift.
 
-    level 0 (root)    [ s ]                          each node is the sum of FAN_OUT nodes of the level below;
-    level 1           [ s s .. s ]                   a level is one flat array, so node i's children are
-    leaves            [ w w .. w ][ w w .. w ] ..    elements i * FAN_OUT .. (i + 1) * FAN_OUT - 1
+    sums     [   s   ][   s   ] ..      each the sum of FAN_OUT leaves
+    leaves   [ w w .. ][ w w .. ] ..    leaf i belongs to sum i // FAN_OUT
 
-A draw walks down one level at a time, for a whole batch at once.
+A draw finds a whole batch at once: in the running sums, then among the leaves of the sums found. Higher storeys would
+save additions, which cost next to nothing, and add calls of numpy, which are all that a draw costs.
 """
 
 import numpy as np
 
-FAN_OUT = 32  # Wide nodes make few levels, and numpy's cost is per call; 16 to 64 differ little.
+FAN_OUT = 128
 
 
 class SumTree:
     """Non-negative float64 weights of ``capacity`` leaves; knows slots 0 .. capacity-1 and no ids.
 
-    A node is always summed anew from its children, never corrected by a difference: whatever was stored before leaves
-    no trace, and the root is the sum of the leaves up to the rounding of one summation. Not thread-safe.
+    A sum is always taken anew from its leaves, never corrected by a difference: whatever was stored before leaves
+    no trace, and the total is the sum of the leaves up to the rounding of one summation. Not thread-safe.
 
     Raises:
         ValueError: ``capacity`` below 1.
@@ -26,18 +26,16 @@ class SumTree:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; allowed: 1 or more")
         self.capacity = capacity
-        self._levels = [np.zeros(_padded(capacity))]
-        while self._levels[0].size > FAN_OUT:
-            self._levels.insert(0, np.zeros(_padded(self._levels[0].size // FAN_OUT)))
-        self._levels.insert(0, np.zeros(1))
+        self._sums = np.zeros(-(-capacity // FAN_OUT))
+        self._leaves = np.zeros((len(self._sums), FAN_OUT))
 
     @property
     def total(self) -> float:
-        return float(self._levels[0][0])
+        return float(self._sums.sum())
 
     def get(self, slots: np.ndarray) -> np.ndarray:
         """Weights of ``slots``, float64, a copy."""
-        return self._levels[-1][slots]
+        return self._leaves.ravel()[slots]
 
     def set(self, slots: np.ndarray, weights: np.ndarray) -> None:
         """Store ``weights`` (float64, not negative, their sum finite); of a slot named twice the last weight counts.
@@ -51,11 +49,11 @@ class SumTree:
             raise ValueError(f"slots reach from {slots.min()} to {slots.max()}; allowed: 0 to {self.capacity - 1}")
         if not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError("weights hold a NaN, infinite or negative one; allowed: 0 or more, finite")
-        self._levels[-1][slots] = weights
-        nodes = slots
-        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
-            nodes = np.unique(nodes // FAN_OUT)
-            parents[nodes] = children.reshape(-1, FAN_OUT)[nodes].sum(axis=1)
+        self._leaves.ravel()[slots] = weights
+        sums = slots // FAN_OUT
+        if len(sums) > FAN_OUT:  # Few are summed twice sooner than they are told apart.
+            sums = np.unique(sums)
+        self._sums[sums] = self._leaves[sums].sum(axis=1)
 
     def find(self, prefix_sums: np.ndarray) -> np.ndarray:
         """The slot of each prefix sum u: the first whose running sum of weights exceeds u. int64, shape of the input.
@@ -66,29 +64,18 @@ class SumTree:
         Raises:
             ValueError: "nothing to sample", when every weight is 0.
         """
-        if self.total == 0:
+        running = self._sums.cumsum()
+        if running[-1] == 0:
             raise ValueError("nothing to sample: every weight is 0")
-        nodes = np.zeros(len(prefix_sums), np.int64)
-        rest = prefix_sums
-        for children in self._levels[1:]:
-            running = children.reshape(-1, FAN_OUT)[nodes].cumsum(axis=1)
-            # A sum taken level by level rounds otherwise than this running one: keep inside the node.
-            rest = np.minimum(rest, np.nextafter(running[:, -1], 0))
-            child = (running <= rest[:, None]).sum(axis=1)
-            before = np.take_along_axis(running, np.maximum(child - 1, 0)[:, None], axis=1)[:, 0]
-            rest = rest - np.where(child > 0, before, 0.0)
-            nodes = nodes * FAN_OUT + child
-        return nodes
+        inside = np.minimum(prefix_sums, np.nextafter(running[-1], 0))
+        sums = np.searchsorted(running, inside, side="right")
+        rest = inside - np.where(sums > 0, running[sums - 1], 0.0)
+        running = self._leaves[sums].cumsum(axis=1)
+        # A sum taken at once rounds otherwise than this running one: keep inside.
+        rest = np.minimum(rest, np.nextafter(running[:, -1], 0))
+        return sums * FAN_OUT + (running <= rest[:, None]).sum(axis=1)
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless every node is the sum of its children and nothing lies beyond the capacity."""
-        assert not self._levels[-1][self.capacity :].any(), "weight beyond the capacity"
-        for parents, children in zip(self._levels, self._levels[1:], strict=False):
-            sums = children.reshape(-1, FAN_OUT).sum(axis=1)
-            assert np.array_equal(parents[: len(sums)], sums), "a node is not the sum of its children"
-            assert not parents[len(sums) :].any(), "weight above no leaf"
-
-
-def _padded(nodes: int) -> int:
-    """``nodes`` rounded up to whole groups of children."""
-    return -(-nodes // FAN_OUT) * FAN_OUT
+        """Raise AssertionError unless each sum is that of its leaves and nothing lies beyond the capacity."""
+        assert not self._leaves.ravel()[self.capacity :].any(), "weight beyond the capacity"
+        assert np.array_equal(self._sums, self._leaves.sum(axis=1)), "a sum is not that of its leaves"

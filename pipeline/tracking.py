@@ -40,6 +40,8 @@ class Tracker(Protocol):
 
     def text(self, name: str, text: str) -> None: ...
 
+    def artifact(self, path: Path) -> None: ...
+
     def tags(self, values: dict[str, str]) -> None: ...
 
     def run_id(self) -> str | None: ...
@@ -78,6 +80,8 @@ class NullTracker:
     def metrics(self, values: dict[str, float], step: int) -> None: ...
 
     def text(self, name: str, text: str) -> None: ...
+
+    def artifact(self, path: Path) -> None: ...
 
     def tags(self, values: dict[str, str]) -> None: ...
 
@@ -148,6 +152,11 @@ class MLflowTracker:
     def text(self, name: str, text: str) -> None:
         with self._lock:
             self._calls.append(("text", (name, text)))
+
+    def artifact(self, path: Path) -> None:
+        """The file at ``path``, under its own name; it must be there until it has been sent."""
+        with self._lock:
+            self._calls.append(("artifact", (str(path),)))
 
     def tags(self, values: dict[str, str]) -> None:
         with self._lock:
@@ -237,6 +246,8 @@ class MLflowTracker:
             if kind == "text":
                 name, text = arguments
                 client.log_text(self._run_id, text, name)
+            elif kind == "artifact":
+                client.log_artifact(self._run_id, *arguments)
             elif kind == "params":
                 pairs = list(arguments[0].items())
                 for at in range(0, len(pairs), BATCH_PARAMS):

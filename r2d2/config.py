@@ -144,6 +144,7 @@ class LearnerConfig:
         trust_stored_state: use stored states whatever network made them, to measure the harm.
         tbptt: steps per segment of truncated backpropagation, 0 for the whole unroll (article 2.3: 20).
         tbptt_carry: the state crosses segment borders; off restarts each segment from zeros (ablation).
+        cql_alpha: weight of the conservative term, for fixed data (Kumar et al. 2020); 0: none.
         time_weighting: ``recent`` weighs later steps of a sequence up (article 3.3; formula ours).
         precision: ``bfloat16`` runs the networks under autocast; targets and losses stay float32.
         compile: compile the encoders with torch.compile (the first updates are slow).
@@ -169,6 +170,7 @@ class LearnerConfig:
     trust_stored_state: bool = False
     tbptt: int = 0
     tbptt_carry: bool = True
+    cql_alpha: float = 0.0
     time_weighting: str = "uniform"
     precision: str = "float32"
     compile: bool = False
@@ -187,6 +189,7 @@ class LearnerConfig:
         ):
             _require(field, repr(getattr(self, field)), getattr(self, field) in choices, ", ".join(choices))
         _require("rescaling_epsilon", self.rescaling_epsilon, self.rescaling_epsilon >= 0, "0 or more")
+        _require("cql_alpha", self.cql_alpha, self.cql_alpha >= 0, "0 or more")
         _require("target_copy_updates", self.target_copy_updates, self.target_copy_updates >= 1, "1 or more")
         _require("initializer_width", self.initializer_width, self.initializer_width >= 1, "1 or more")
         _require("tbptt", self.tbptt, self.tbptt >= 0, "0 (whole unroll) or more")

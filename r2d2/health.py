@@ -5,6 +5,7 @@ showing is up to the job.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedLimit:
-    """``least_frames_per_second``: complain when a collector that does not wait plays fewer (article 5.5: 500; 0 = off)."""
+    """``least_frames_per_second``: complain when a collector at work plays fewer (article 5.5: 500; 0 = off)."""
 
     least_frames_per_second: float = 500.0
 
@@ -114,93 +115,80 @@ class LearnerWatch:
 
     def report(self) -> list[Trouble]:
         """What the updates since the last report suffer from."""
-        found = [Trouble(name, line) for name, line in self._troubles()] if self._updates else []
+        if not self._updates:
+            return []
+        found = [*self._troubles_of_values(), *self._troubles_of_sameness(), *self._troubles_of_experience()]
         self._begin()
         return found
 
-    def _troubles(self):
+    def _troubles_of_values(self) -> Iterator[Trouble]:
         config = self._learner.config
         if self._skipped:
-            yield (
+            yield Trouble(
                 "not_finite",
-                (
-                    f"loss or gradient not finite in {self._skipped} of {self._updates} updates, which were skipped: "
-                    f"learning_rate {config.learning_rate:g} is too high, or rewards or observations are not finite"
-                ),
-            )
-        age = self._target_age()
-        if age > config.target_copy_updates:
-            yield (
-                "target_not_copied",
-                (
-                    f"target network unchanged for {age} updates although target_copy_updates is "
-                    f"{config.target_copy_updates}: copies fail, or the online network itself no longer changes"
-                ),
+                f"loss or gradient not finite in {self._skipped} of {self._updates} updates, which were skipped: "
+                f"learning_rate {config.learning_rate:g} is too high, or rewards or observations are not finite",
             )
         bound = value_bound(self._largest_reward, config.gamma, config.epsilon)
         if self._q.most > bound:
-            yield (
+            yield Trouble(
                 "q_runs_away",
-                (
-                    f"Q-values reach {self._q.most:.3g}, more than any return can be ({bound:.3g}, with rewards up to "
-                    f"{self._largest_reward:g}): learning_rate {config.learning_rate:g} or gamma {config.gamma:g} is too "
-                    f"high, or target_copy_updates {config.target_copy_updates} too small"
-                ),
+                f"Q-values reach {self._q.most:.3g}, beyond {bound:.3g}, the most that rewards up to "
+                f"{self._largest_reward:g} can return: learning_rate {config.learning_rate:g} is too high or "
+                f"target_copy_updates {config.target_copy_updates} too small",
+            )
+
+    def _troubles_of_sameness(self) -> Iterator[Trouble]:
+        period, age = self._learner.config.target_copy_updates, self._target_age()
+        if age > period:
+            yield Trouble(
+                "target_not_copied",
+                f"target network unchanged for {age} updates, and target_copy_updates is {period}: copies fail, or "
+                "the online network itself no longer changes",
             )
         if self._updates < TELLING_UPDATES:
             return
         if self._loss.is_point:
-            yield (
+            yield Trouble(
                 "loss_constant",
-                (
-                    f"loss has been {self._loss.least:.3g} in all {self._updates} updates: no gradient arrives, or all "
-                    "sequences are alike (no reward yet?)"
-                ),
+                f"loss has been {self._loss.least:.3g} in all {self._updates} updates: no gradient arrives, or all "
+                "sequences are alike (no reward yet?)",
             )
         if self._applied == 0:
-            yield (
+            yield Trouble(
                 "priorities_frozen",
-                (
-                    f"none of the priorities of {self._updates} updates was taken: sequences are evicted before their "
-                    "update comes (capacity too small), or the priorities are not finite"
-                ),
+                f"none of the priorities of {self._updates} updates was taken: their sequences had been evicted "
+                "(capacity too small), or they were not finite",
             )
         if self._priorities.is_point:
-            yield (
+            yield Trouble(
                 "priorities_equal",
-                (
-                    f"all priorities are {self._priorities.least:.3g}, so draws are uniform: the network gives one value "
-                    "for everything, or there is no reward yet"
-                ),
+                f"all priorities are {self._priorities.least:.3g}, so draws are uniform: the network has one value for "
+                "everything, or there is no reward yet",
             )
-        yield from self._troubles_with_experience()
 
-    def _troubles_with_experience(self):
+    def _troubles_of_experience(self) -> Iterator[Trouble]:
+        if self._updates < TELLING_UPDATES:
+            return
         learner, lag = self._learner, self._learner.version - self._versions.most
         if self._versions.is_point and lag >= STALE_UPDATES:
-            yield (
+            yield Trouble(
                 "one_version",
-                (
-                    f"all replayed experience is of version {self._versions.least:.0f}, {lag:.0f} updates ago: collectors "
-                    "do not take up parameters (fixed by --params, following another run?) or have stopped"
-                ),
+                f"all replayed experience is of version {self._versions.least:.0f}, {lag:.0f} updates old: collectors "
+                "take up no parameters (fixed by --params, following another run?) or have stopped",
             )
         if self._random > 0.5 * self._sequences and learner.updates >= STALE_UPDATES:
-            yield (
+            yield Trouble(
                 "mostly_random",
-                (
-                    f"{self._random / self._sequences:.0%} of the replayed sequences were acted at random: collectors "
-                    "find no parameters of this run (another dataset, --follow another run?)"
-                ),
+                f"{self._random / self._sequences:.0%} of the replayed sequences were acted at random: collectors "
+                "find no parameters of this run (another dataset, --follow another run?)",
             )
         uses_states = learner.config.initial_state != "zero" and not learner.config.trust_stored_state
         if uses_states and self._foreign > 0.5 * self._sequences:
-            yield (
+            yield Trouble(
                 "mostly_foreign",
-                (
-                    f"{self._foreign / self._sequences:.0%} of the replayed states come from other networks and are not "
-                    "used: go on from their network with --init-from, or have relabel.py infer states anew"
-                ),
+                f"{self._foreign / self._sequences:.0%} of the replayed states are another network's and not used: go "
+                "on from that network with --init-from, or have relabel.py infer states anew",
             )
 
     def _target_age(self) -> int:

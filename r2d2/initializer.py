@@ -43,7 +43,11 @@ class StateInitializer(nn.Module):
         values = self.layers(inputs).float()
         return state_from_rows(values.chunk(len(self.core.parts), -1), self.core)
 
-    def loss(self, guess: State, stored: State, own: Tensor) -> Tensor:
-        """Mean squared error against the ``stored`` states of the sequences ``own`` (bool ``[B]``); 0 without any."""
+    def loss(self, guess: State, stored: State, own: Tensor, count: float | None = None) -> Tensor:
+        """Mean squared error against the ``stored`` states of the sequences ``own`` (bool ``[B]``); 0 without any.
+
+        ``count`` is how many of those the whole batch holds, where this is a part of it.
+        """
+        count = float(own.sum()) if count is None else count
         error = sum((a - b).square().mean((0, 2)) for a, b in zip(guess, stored, strict=True))
-        return torch.where(own, error, 0.0).sum() / (own.sum().clamp(min=1) * len(guess))
+        return torch.where(own, error, 0.0).sum() / (max(count, 1.0) * len(guess))

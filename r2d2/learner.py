@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,21 @@ from torch import Tensor
 
 from r2d2.burn_in import choose
 from r2d2.config import LearnerConfig, NetworkSpec
+from r2d2.data_parallel import Replicas
 from r2d2.diagnostics import strategy_discrepancies, window_discrepancies
 from r2d2.initializer import StateInitializer
 from r2d2.losses import row_weights
 from r2d2.metrics import crop_metrics, discrepancy_metrics, origin_metrics, own_lineage, value_metrics
 from r2d2.networks import State, build_network, empty_network, zero_state
 from r2d2.priorities import importance_weights, sequence_priorities
-from r2d2.serialize import Parameters, load_tensors, params_to_bytes, tensors_under
+from r2d2.serialize import (
+    Parameters,
+    load_tensors,
+    params_to_bytes,
+    tensors_from_bytes,
+    tensors_to_bytes,
+    tensors_under,
+)
 from r2d2.tensors import WindowTensors, core_fits, window_tensors
 from r2d2.training_pass import autocast, training_pass
 from schemas.geometry import SequenceGeometry
@@ -26,6 +34,7 @@ from schemas.shard import LINEAGE_BYTES
 from schemas.specs import LIFE_LOSS_MODES
 
 MUST_BE_FINITE = ("loss", "gradient_norm", "initializer_loss", "initializer_gradient_norm")
+ADDED_UP = ("loss", "initializer_loss", "trained_steps")  # Over all replicas.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,7 @@ class Learner:
         life_loss: ``off``, ``roll`` or ``reset``.
         seed: of the random initialisation, the only randomness here.
         lineage: None draws a new one.
+        replicas: the processes that share every update, this one among them; None: it is alone.
 
     Raises:
         ValueError: options that make no sense together, or a window larger than the stored one.
@@ -76,6 +86,7 @@ class Learner:
         device: torch.device | str = "cpu",
         seed: int = 0,
         lineage: bytes | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         if life_loss not in LIFE_LOSS_MODES:
             raise ValueError(f"life_loss is {life_loss!r}; allowed: {', '.join(LIFE_LOSS_MODES)}")
@@ -86,6 +97,7 @@ class Learner:
         self.lineage = secrets.token_bytes(LINEAGE_BYTES) if lineage is None else lineage
         self.updates = 0
         self._first_version = 0
+        self._replicas = replicas or Replicas()
         generator = torch.Generator().manual_seed(seed)
         self.network = build_network(spec, generator).to(self.device)
         self.target = empty_network(spec).to(self.device).requires_grad_(False)
@@ -109,12 +121,29 @@ class Learner:
         self.notices = tuple(self._notices())
 
     def step(self, sample: ReplaySample) -> LearnerOutput:
-        """One update.
+        """One update, by all replicas together. Metrics but for the loss, gradients and steps are of the own part.
 
         Raises:
-            ValueError: the batch holds actions that the network does not have.
+            ValueError: the batch holds actions that the network does not have, or too few sequences for the replicas.
         """
-        return self.update(self.load(sample.batch), sample)
+        part = self._replicas.share_out(sample)
+        output = self.update(self.load(part.batch), part)
+        return replace(output, priorities=self._replicas.gather(output.priorities))
+
+    def follow(self) -> None:
+        """Do every update of the learner of rank 0 along with it, from its state on, until it closes its replicas."""
+        self.share_state()
+        while (part := self._replicas.receive()) is not None:
+            self._replicas.gather(self.update(self.load(part.batch), part).priorities)
+
+    def share_state(self) -> None:
+        """Give all replicas the state of rank 0, once before the first ``step``; the others call ``follow``."""
+        if self._replicas.size == 1:
+            return
+        leads = self._replicas.rank == 0
+        data = self._replicas.share_bytes(tensors_to_bytes(*self.state()) if leads else None)
+        if not leads:
+            self.restore(*tensors_from_bytes(data))
 
     def load(self, batch: SequenceBatch) -> WindowTensors:
         """The batch on the device, cropped to the window in use; may run ahead of ``update``."""
@@ -129,7 +158,7 @@ class Learner:
         )
 
     def update(self, window: WindowTensors, sample: ReplaySample) -> LearnerOutput:
-        """``step`` on what ``load`` has made of the sample's batch."""
+        """``step`` on what ``load`` has made of the sample's batch: where there are replicas, of a part of it."""
         usable = self.usable_states(sample.batch)
         usable_here = torch.from_numpy(usable).to(self.device)
         mask = window.transitions.mask
@@ -137,17 +166,20 @@ class Learner:
         shares = row_weights(mask, self.config.time_weighting) * self._sequence_weights(sample)
 
         self._optimizer.zero_grad()
-        measured = self._train_initializer(window, usable_here)
+        measured = self._train_initializer(window, usable_here, self._replicas.total(float(usable.sum())))
         start = self.start_state(window, usable_here)
         trained = training_pass(self.network, self.target, window, start=start, shares=shares, config=self.config)
-        measured |= self._clip_gradients()
         measured |= value_metrics(trained, mask)
+        measured = {name: value.float() for name, value in measured.items()}
+        gradients = [value.grad for value in self._trained.values() if value.grad is not None]
+        self._replicas.add_up([*gradients, *(measured[name] for name in ADDED_UP if name in measured)])
+        measured |= self._clip_gradients()
         priorities = sequence_priorities(trained.errors, mask, self.config.eta)
         with autocast(self.config, self.device):
             dq = window_discrepancies(self.network, window, trained.q, trained.first_features, trained.last_features)
 
         # One transfer, which is also where the host waits for the device.
-        scalars = torch.stack([value.float() for value in measured.values()])
+        scalars = torch.stack(list(measured.values()))
         on_host = torch.cat([scalars, priorities, *dq]).double().cpu().numpy()
         scalars, priorities, dq_first, dq_last = np.split(on_host, np.cumsum([len(scalars), len(usable), len(usable)]))
         metrics = dict(zip(measured, scalars.tolist(), strict=True))
@@ -257,19 +289,20 @@ class Learner:
         return sum(size for name, size in sizes.items() if name.startswith("initializer.")) / sum(sizes.values())
 
     def _sequence_weights(self, sample: ReplaySample) -> Tensor:
-        """Each sequence's weight in the batch loss, float32 ``[B]``."""
+        """Each sequence's weight in the loss of the whole batch, float32 ``[B]``."""
         weights = np.ones(len(sample.ids))
         if self.config.importance_weights:
-            weights = importance_weights(sample.probabilities, sample.replay_sequences, self.config.beta)
-        return torch.from_numpy(weights / len(weights)).float().to(self.device)
+            least = self._replicas.least(sample.probabilities.min())
+            weights = importance_weights(sample.probabilities, sample.replay_sequences, self.config.beta, least)
+        return torch.from_numpy(weights / self._replicas.total(len(weights))).float().to(self.device)
 
-    def _train_initializer(self, window: WindowTensors, usable: Tensor) -> dict[str, Tensor]:
+    def _train_initializer(self, window: WindowTensors, usable: Tensor, count: float) -> dict[str, Tensor]:
         """Gradient of the initializer's own loss, at the first trained row: the one whose state is always stored."""
         if self.initializer is None:
             return {}
         row = self.geometry.burn_in
         guess = self.initializer(self.network, window.stack(row, row + 1)[:, 0])
-        loss = self.initializer.loss(guess, window.unroll_core, usable)
+        loss = self.initializer.loss(guess, window.unroll_core, usable, count)
         loss.backward()
         return {"initializer_loss": loss.detach()}
 

@@ -63,14 +63,11 @@ class LimitedMemoryPolicy:
         oldest = slice(self._turn * lanes, (self._turn + 1) * lanes)
         with torch.inference_mode():
             stack = torch.from_numpy(observation[:, -self._network.spec.frame_stack :]).to(self._device)
-            inputs = (
-                self._network.encode(stack),
-                torch.from_numpy(np.asarray(previous_action, np.int64)).to(self._device),
-                torch.from_numpy(np.asarray(previous_reward, np.float32)).to(self._device),
-            )
-            for_all_states = (part.repeat(k, *[1] * (part.ndim - 1)).unsqueeze(0) for part in inputs)
-            hidden, self._state = self._network.recur(*for_all_states, reset_state(self._state, starts))
+            features = self._network.encode(stack).repeat(k, 1).unsqueeze(0)
+            action = torch.from_numpy(np.asarray(previous_action, np.int64)).to(self._device).repeat(k).unsqueeze(0)
+            reward = torch.from_numpy(np.asarray(previous_reward, np.float32)).to(self._device).repeat(k).unsqueeze(0)
+            hidden, self._state = self._network.recur(features, action, reward, reset_state(self._state, starts))
             q_values = self._network.heads(hidden[0, oldest]).float().cpu().numpy()
-        action, greedy = epsilon_greedy(q_values, self.epsilons, self._generator)
+        chosen, greedy = epsilon_greedy(q_values, self.epsilons, self._generator)
         nothing = tuple(np.zeros((lanes, self._core.size), np.float32) for _ in self._core.parts)
-        return ActOutput(action=action, greedy=greedy, q_values=q_values, core=nothing, version=-1, lineage=NO_LINEAGE)
+        return ActOutput(action=chosen, greedy=greedy, q_values=q_values, core=nothing, version=-1, lineage=NO_LINEAGE)

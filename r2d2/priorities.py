@@ -54,10 +54,14 @@ def initial_priorities(
     return sequence_priorities(errors, rows.mask, config.eta).numpy()
 
 
-def importance_weights(probabilities: np.ndarray, replay_sequences: int, beta: float) -> np.ndarray:
+def importance_weights(
+    probabilities: np.ndarray, replay_sequences: int, beta: float, least: float | None = None
+) -> np.ndarray:
     """``(N P)^-beta`` over its maximum in the batch: float64 ``[B]`` in (0, 1], 1 for the least likely draw.
+
+    ``least``: the least probability in the whole batch, where ``probabilities`` are those of a part.
 
     Source: Schaul et al. 2016, section 3.4.
     """
     weights = (replay_sequences * probabilities) ** -beta
-    return weights / weights.max()
+    return weights / (replay_sequences * (probabilities.min() if least is None else least)) ** -beta

@@ -191,6 +191,11 @@ def window_tensors(
     )
 
 
+def transfer_buffer(array: np.ndarray, device: torch.device) -> np.ndarray:
+    """``array``, or for a GPU one like it in page-locked memory: the copy to the device then runs beside its kernels."""
+    return torch.from_numpy(array).pin_memory().numpy() if device.type == "cuda" else array
+
+
 def core_fits(batch: SequenceBatch, core: CoreSpec) -> bool:
     """The stored states have the shape of this core; offline, a dataset may come from another one."""
     return len(batch.core) == len(core.parts) and all(part.shape[1] == core.size for part in batch.core)

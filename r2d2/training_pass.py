@@ -8,6 +8,7 @@ from torch import Tensor
 
 from r2d2.burn_in import burn_in
 from r2d2.config import LearnerConfig
+from r2d2.conservative import conservative_losses
 from r2d2.losses import sequence_losses, td_errors
 from r2d2.networks import R2D2Network, State, zero_state
 from r2d2.targets import double_q_targets
@@ -96,6 +97,8 @@ def training_pass(
         )
         segment_errors = td_errors(q, rows.action, targets, rows.mask)
         segment_loss = sequence_losses(segment_errors, shares[first:stop]).sum()
+        if config.cql_alpha:
+            segment_loss = segment_loss + config.cql_alpha * conservative_losses(q, rows.action, shares[first:stop]).sum()
         segment_loss.backward()
         loss += segment_loss.detach()
         errors.append(segment_errors.detach())

@@ -1,7 +1,7 @@
 """What a job tells of its troubles: once per appearance, counted for as long as they last."""
 
 from jobs.health import HealthLog, memory_troubles, used_memory_share
-from r2d2.health import Trouble
+from r2d2.health import MemoryLimit, Trouble
 
 
 def test_a_trouble_is_told_when_it_appears_and_counted_while_it_lasts(capsys):

@@ -39,15 +39,15 @@ class Schedule:
     Attributes:
         max_updates: stop here at the latest.
         evaluate_updates: updates between two looks at validation episodes.
-        good_enough: stop at this mean return of the validation episodes.
-        validation_episodes, test_episodes: greedy episodes per look, and of the final score; from different seeds. The
-            parameters that did best in validation are tested.
+        good_enough: stop at this mean return of the validation episodes, and test the parameters that did best in them.
+            None: look without acting on it; do all updates, test the last parameters.
+        validation_episodes, test_episodes: greedy episodes per look, and of the final score; from different seeds.
         publish_updates: updates between two publications of parameters.
     """
 
     max_updates: int
     evaluate_updates: int
-    good_enough: float
+    good_enough: float | None
     validation_episodes: int
     test_episodes: int
     publish_updates: int = 10
@@ -72,6 +72,7 @@ class Alternation:
     def __init__(self, preset: Preset, seed: int, folder: Path, *, builder_class=SequenceBuilder) -> None:
         self.preset, self._seed = preset, seed
         self._lanes = make_lanes(preset.environment, preset.envs)
+        folder.mkdir(exist_ok=True)
         store, geometry = LocalStore(folder), preset.geometry
         terms = DatasetTerms(env=self._lanes.spec, geometry=geometry, core=preset.network.core.spec())
         agree_on_terms(store, terms)
@@ -103,7 +104,7 @@ class Alternation:
         """Take turns until the validation episodes are good enough or the updates are used up; then the test."""
         started, cpu_started = time.perf_counter(), time.process_time()
         self._publish()
-        looked_at, best_score, best = 0, -np.inf, self.learner.published()
+        looked_at, best_score, best = 0, -np.inf, None
         while self.learner.updates < schedule.max_updates:
             self._collect()
             self._update(schedule)
@@ -113,11 +114,11 @@ class Alternation:
                 score = self.greedy_return(parameters, schedule.validation_episodes, VALIDATION_SEED + self._seed)
                 said = time.perf_counter() - started
                 say(f"{said:5.0f} s  {self.env_steps:,} env steps  {looked_at:,} updates  greedy return {score:.2f}")
-                if score > best_score:
+                if schedule.good_enough is not None and score > best_score:
                     best_score, best = score, parameters
-                if score >= schedule.good_enough:
-                    break
-        score = self.greedy_return(best, schedule.test_episodes, TEST_SEED + self._seed)
+                    if score >= schedule.good_enough:
+                        break
+        score = self.greedy_return(best or self.learner.published(), schedule.test_episodes, TEST_SEED + self._seed)
         self._lanes.close()
         self._replay.close()
         return Outcome(

@@ -1,0 +1,81 @@
+"""Episodes to sequences again: steps that were recorded once, cut by the same builder that cuts while acting."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from pipeline.episodes import Episode
+from pipeline.rollout import VectorStep
+from pipeline.sequences import SequenceBuilder
+from schemas.records import ActOutput, Sequence
+from schemas.terms import DatasetTerms
+
+
+class EpisodeCutter:
+    """Cuts one collector's episodes, numbering their sequences 0, 1, 2, ... in the order of the episodes.
+
+    Episode number, lane, actions, what they brought, ``greedy`` and ``epsilon`` stay: they say how the episode was
+    acted. ``episode_return`` is given to all sequences of an episode, for it is known by now.
+
+    Args:
+        terms: of the dataset to write; its window may be any, its frame stack as long as the episodes' frames or less.
+    """
+
+    def __init__(self, terms: DatasetTerms, collector: str) -> None:
+        self._depth = terms.geometry.frame_stack
+        self._builder = SequenceBuilder(terms, collector, 1)
+
+    def cut(
+        self, episode: Episode, *, q_values: np.ndarray, core: tuple[np.ndarray, ...], version: int, lineage: bytes
+    ) -> Iterator[Sequence]:
+        """Its sequences, with states and Q-values of the network that labelled it.
+
+        Args:
+            q_values: float32 ``[E+1, A]``, the last of the final observation.
+            core: one float32 ``[E+1, D]`` per part, the state before each step.
+        """
+        facts = episode.facts
+        for sequence in self._sequences(episode, q_values, core, version, lineage):
+            yield replace(sequence, episode=facts.number, lane=facts.lane, episode_return=float(facts.episode_return))
+
+    def _sequences(
+        self, episode: Episode, q_values: np.ndarray, core: tuple[np.ndarray, ...], version: int, lineage: bytes
+    ) -> Iterator[Sequence]:
+        steps, transition = episode.facts.steps, np.ones(1, bool)
+        skipped = len(episode.frames) - (steps + 1) - (self._depth - 1)  # Older history than this window wants.
+        terminated, truncated, life_lost, greedy = (
+            flags.astype(bool) for flags in (episode.terminated, episode.truncated, episode.life_lost, episode.greedy)
+        )
+        for t in range(steps):
+            now = slice(t, t + 1)
+            act = ActOutput(
+                action=episode.action[now],
+                greedy=greedy[now],
+                q_values=q_values[now],
+                core=tuple(part[now] for part in core),
+                version=version,
+                lineage=lineage,
+            )
+            step = VectorStep(
+                stack=episode.frames[None, skipped + t : skipped + t + self._depth],
+                first=transition if t == 0 else ~transition,
+                act=act,
+                epsilons=episode.epsilon[now],
+                reward=episode.reward[now],
+                terminated=terminated[now],
+                truncated=truncated[now],
+                life_lost=life_lost[now],
+                is_transition=transition,
+            )
+            yield from self._builder.record(step)
+        # Closes ended episodes too: all that is left of them is their final observation.
+        yield from self._builder.cut(episode.frames[-1:], q_values[-1:])
+
+
+def with_history(episode: Episode, stored_depth: int, depth: int) -> Episode:
+    """The same episode with frames for a longer stack: nothing was seen before an episode's first frame but zeros."""
+    if depth <= stored_depth:
+        return episode
+    older = np.zeros((depth - stored_depth, *episode.frames.shape[1:]), episode.frames.dtype)
+    return replace(episode, frames=np.concatenate([older, episode.frames]))

@@ -1,0 +1,114 @@
+"""States and Q-values of whole recorded episodes under one network (article section 3.1: the learner side infers them).
+
+The network runs over each episode from its first step, as an acting policy would have: every state is exact, none is
+approximated by a burn-in.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from r2d2.networks import R2D2Network, state_to_rows, zero_state
+from r2d2.training_pass import IMAGES_AT_ONCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedSteps:
+    """What was seen and done in an episode of E steps.
+
+    ``frames`` ``[K-1+E+1, *shape]`` with history and final observation (K at least the network's); ``action`` int
+    ``[E]``; ``reward`` float32 ``[E]``.
+    """
+
+    frames: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """``q_values`` float32 ``[E+1, A]``; ``core``: one float32 ``[E+1, D]`` per part, the state *before* each step."""
+
+    q_values: np.ndarray
+    core: tuple[np.ndarray, ...]
+
+
+class Labeller:
+    """Runs ``network`` over episodes, several side by side; it moves to the device and must not be changed by others.
+
+    Which episodes go together decides the last bits of the results, nothing more.
+    """
+
+    def __init__(self, network: R2D2Network, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._network = network.to(self._device).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def label(self, episodes: Many[RecordedSteps]) -> list[Labels]:
+        """Labels of each episode. Memory: features and states of all their steps.
+
+        Raises:
+            ValueError: an action that the network does not have.
+        """
+        num_actions = self._network.spec.num_actions
+        for episode in episodes:
+            if len(episode.action) and not 0 <= episode.action.min() <= episode.action.max() < num_actions:
+                raise ValueError(f"an action is outside 0 to {num_actions - 1}, which the network has")
+        # Longest first, so that those still running are always the first lanes.
+        order = sorted(range(len(episodes)), key=lambda index: -len(episodes[index].action))
+        features = [self._features(episodes[index].frames, len(episodes[index].action) + 1) for index in order]
+        previous = [self._previous(episodes[index]) for index in order]
+        hidden, states = self._recur(features, previous)
+        labels: list[Labels | None] = [None] * len(episodes)
+        for lane, index in enumerate(order):
+            steps = len(features[lane])
+            labels[index] = Labels(
+                q_values=self._network.heads(torch.stack([row[lane] for row in hidden[:steps]])).float().cpu().numpy(),
+                core=tuple(
+                    torch.stack([state[part][lane] for state in states[:steps]]).cpu().numpy()
+                    for part in range(len(self._network.spec.core.parts))
+                ),
+            )
+        return [label for label in labels if label is not None]
+
+    def _features(self, frames: np.ndarray, count: int) -> Tensor:
+        """``[count, F]``: of every step's stack, a bounded number of images at a time."""
+        depth, at_once = self._network.spec.frame_stack, IMAGES_AT_ONCE.get(self._device.type, 8192)
+        first = len(frames) - count - (depth - 1)
+        pieces = []
+        for begin in range(0, count, at_once):
+            stop = min(begin + at_once, count)
+            some = torch.from_numpy(frames[first + begin : first + stop + depth - 1]).to(self._device)
+            pieces.append(self._network.encode(some.unfold(0, depth, 1).movedim(-1, 1)))
+        return torch.cat(pieces)
+
+    def _previous(self, episode: RecordedSteps) -> tuple[Tensor, Tensor]:
+        """Previous actions and rewards ``[E+1]`` that enter the core at each step."""
+        action, reward = np.concatenate([[-1], episode.action]), np.concatenate([[0], episode.reward])
+        return (
+            torch.from_numpy(action.astype(np.int64)).to(self._device),
+            torch.from_numpy(reward.astype(np.float32)).to(self._device),
+        )
+
+    def _recur(
+        self, features: list[Tensor], previous: list[tuple[Tensor, Tensor]]
+    ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+        """Per step the core's output ``[lanes, hidden]`` and the state rows ``[lanes, D]`` before it."""
+        lengths = [len(values) for values in features]
+        padded = torch.nn.utils.rnn.pad_sequence(features)
+        action, reward = (torch.nn.utils.rnn.pad_sequence([pair[which] for pair in previous]) for which in range(2))
+        state = zero_state(self._network.spec.core, len(lengths), self._device)
+        hidden, states, lanes = [], [], len(lengths)
+        for t in range(lengths[0] if lengths else 0):
+            while lengths[lanes - 1] <= t:
+                lanes -= 1
+            state = tuple(part[:, :lanes].contiguous() for part in state)
+            states.append(state_to_rows(state))
+            out, state = self._network.recur(
+                padded[t : t + 1, :lanes], action[t : t + 1, :lanes], reward[t : t + 1, :lanes], state
+            )
+            hidden.append(out[0])
+        return hidden, states

@@ -1,0 +1,227 @@
+"""``make bench-learner``: one update of the paper's network against its bare kernels, and the data path that feeds it.
+
+The bare kernels are the forward and backward passes that an update cannot do without, on tensors that are there
+already: target network without gradient over L + T + n rows, online network without over L, with over T, without over
+n. Both run in turn with the same threads, precision, memory order and number of images at a time. Times are medians;
+the ratio is the median of each round's own, so that other work on the machine disturbs both alike. Memory is the peak
+of a fresh process above what it held before the first tensor. Exit 1 when a bound is missed.
+
+    python -m tests.benchmarks.learner [--batch 16] [--rounds 7] [--threads N] [--device cpu] [--options]
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from jobs.flags import default_threads
+from jobs.presets import paper
+from r2d2.config import LearnerConfig, NetworkSpec
+from r2d2.learner import Learner
+from r2d2.networks import R2D2Network, zero_state
+from r2d2.tensors import WindowTensors
+from r2d2.training_pass import autocast, encode_rows
+from schemas.records import ReplaySample, SequenceBatch
+from schemas.specs import ArraySpec
+from tests.benchmarks.warm_dataset import waiting_share
+
+MOST_TIME, MOST_MEMORY, MOST_WAITING = 1.15, 1.2, 0.05
+GEOMETRY = paper().geometry
+SPEC = NetworkSpec(observation=ArraySpec(shape=(84, 84), dtype="uint8"), num_actions=18)
+LINEAGE = bytes(range(16))
+OPTIONS = {
+    "channels-last off": {"channels_last": False},
+    "bfloat16": {"precision": "bfloat16"},
+    "torch.compile": {"compile": True},
+    "tbptt 20": {"tbptt": 20},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=16, help="sequences of 125 steps (default 16)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds after one to warm up (default 7)")
+    parser.add_argument("--threads", type=int, default=default_threads(for_learner=True), help="of torch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--options", action="store_true", help="also time each option by itself")
+    parser.add_argument("--peak", choices=("bare", "learner"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        print(peak_bytes(arguments.peak, arguments.batch))
+        return 0
+    print(
+        f"paper network, {arguments.batch} x {GEOMETRY.stored_steps} steps, {arguments.threads} threads of "
+        f"{os.cpu_count()} cores, {arguments.device}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+    )
+    missed = times(arguments)
+    if arguments.device == "cpu":
+        missed |= memory(arguments)
+    missed |= waiting(arguments)
+    print("missed" if missed else "all bounds met")
+    return int(missed)
+
+
+def times(arguments: argparse.Namespace) -> bool:
+    """One row per variant; whether the plain learner misses its bound."""
+    variants = {"learner": {}, **(OPTIONS if arguments.options else {})}
+    sample = ReplaySample(
+        ids=np.arange(arguments.batch),
+        probabilities=np.full(arguments.batch, 1e-3),
+        replay_sequences=1000,
+        batch=make_batch(arguments.batch),
+    )
+    learners = {name: make_learner(LearnerConfig(**options), arguments.device) for name, options in variants.items()}
+    plain = learners["learner"]
+    window = plain.load(sample.batch)
+    steps: dict[str, Callable[[], object]] = {"bare kernels": lambda: bare_step(plain, window)}
+    for name, learner in learners.items():
+        steps[name] = lambda learner=learner: learner.step(sample)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(1 + arguments.rounds):
+        for name, step in steps.items():
+            seconds[name].append(timed(step, arguments.device))
+    bare = seconds.pop("bare kernels")[1:]
+    table = Table("", "ms per update", "updates/s", "of the bare kernels")
+    table.add_row("bare kernels", f"{1e3 * statistics.median(bare):,.0f}", f"{1 / statistics.median(bare):.2f}", "")
+    ratios = {}
+    for name, own in seconds.items():
+        ratios[name] = statistics.median(mine / its for mine, its in zip(own[1:], bare, strict=True))
+        median = statistics.median(own[1:])
+        table.add_row(name, f"{1e3 * median:,.0f}", f"{1 / median:.2f}", f"{ratios[name]:.3f}")
+    Console(highlight=False).print(table)
+    print(f"time: {ratios['learner']:.3f} of the bare kernels (at most {MOST_TIME})")
+    return ratios["learner"] > MOST_TIME
+
+
+def memory(arguments: argparse.Namespace) -> bool:
+    """Peaks of both, each in a process of its own."""
+    peaks = {}
+    for which in ("bare", "learner"):
+        command = [sys.executable, "-m", "tests.benchmarks.learner", "--peak", which, "--batch", str(arguments.batch)]
+        said = subprocess.run(
+            [*command, "--threads", str(arguments.threads)], capture_output=True, text=True, check=True
+        )
+        peaks[which] = int(said.stdout)
+    ratio = peaks["learner"] / peaks["bare"]
+    print(
+        f"peak memory: bare {peaks['bare'] / 1e6:,.0f} MB, learner {peaks['learner'] / 1e6:,.0f} MB: "
+        f"{ratio:.3f} (at most {MOST_MEMORY})"
+    )
+    return ratio > MOST_MEMORY
+
+
+def waiting(arguments: argparse.Namespace) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        share, updates = waiting_share(
+            Path(folder), batch_size=arguments.batch, threads=arguments.threads, device=arguments.device
+        )
+    print(f"waiting for data: {share:.2%} of {updates} updates' time on a warm dataset (at most {MOST_WAITING:.0%})")
+    return share > MOST_WAITING
+
+
+def make_learner(config: LearnerConfig, device: str = "cpu") -> Learner:
+    return Learner(SPEC, config, geometry=GEOMETRY, stored=GEOMETRY, device=device, lineage=LINEAGE)
+
+
+def make_batch(sequences: int) -> SequenceBatch:
+    """Sequences from the middle of long episodes: all rows real, one core state each, random pixels."""
+    random = np.random.default_rng(0)
+    steps, size = GEOMETRY.stored_steps, SPEC.core.size
+
+    def columns(dtype, value=0) -> np.ndarray:
+        return np.full((sequences, steps), value, dtype)
+
+    def states() -> tuple[np.ndarray, ...]:
+        return tuple(0.1 * random.standard_normal((sequences, size)).astype(np.float32) for _ in SPEC.core.parts)
+
+    return SequenceBatch(
+        sequence=np.arange(sequences),
+        first_valid=np.zeros(sequences, np.int32),
+        num_steps=np.full(sequences, steps, np.int32),
+        num_observations=np.full(sequences, steps, np.int32),
+        ends=np.zeros(sequences, np.int8),
+        observation=random.integers(0, 256, (sequences, GEOMETRY.stored_frames, 84, 84)).astype(np.uint8),
+        action=random.integers(SPEC.num_actions, size=(sequences, steps)).astype(np.int32),
+        reward=random.standard_normal((sequences, steps)).astype(np.float32),
+        terminated=columns(np.uint8),
+        truncated=columns(np.uint8),
+        life_lost=columns(np.uint8),
+        greedy=columns(np.uint8),
+        previous_action=np.zeros(sequences, np.int32),
+        previous_reward=np.zeros(sequences, np.float32),
+        core=states(),
+        unroll_core=states(),
+        probe_core=states(),
+        version_first=np.zeros(sequences, np.int64),
+        version_last=np.zeros(sequences, np.int64),
+        lineage=np.tile(np.frombuffer(LINEAGE, np.uint8), (sequences, 1)),
+        epsilon=np.zeros(sequences, np.float32),
+    )
+
+
+def bare_step(learner: Learner, window: WindowTensors) -> None:
+    """The passes alone: no targets, no priorities, no metrics, no optimiser."""
+    online, target = learner.network, learner.target
+    first, stop = GEOMETRY.burn_in, GEOMETRY.burn_in + GEOMETRY.unroll
+    zero = zero_state(SPEC.core, len(window.frames), window.frames.device)
+    for parameter in online.parameters():
+        parameter.grad = None
+    with autocast(learner.config, window.frames.device):
+        with torch.no_grad():
+            unroll(target, window, 0, GEOMETRY.stored_steps, zero)
+            _, state = online.recur(encode_rows(online, window, 0, first), *window.previous(0, first), zero)
+        q, state = unroll(online, window, first, stop, state)
+        with torch.no_grad():
+            unroll(online, window, stop, GEOMETRY.stored_steps, state)
+    q.float().square().mean().backward()
+
+
+def unroll(network: R2D2Network, window: WindowTensors, first: int, stop: int, state):
+    return network.unroll(encode_rows(network, window, first, stop), *window.previous(first, stop), state)
+
+
+def timed(step: Callable[[], object], device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    step()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def peak_bytes(which: str, sequences: int) -> int:
+    """Largest resident memory over two steps, above what the process held before (Linux)."""
+    batch = make_batch(sequences)
+    before = status("VmRSS") - batch.observation.nbytes
+    learner = make_learner(LearnerConfig())
+    sample = ReplaySample(
+        ids=np.arange(sequences), probabilities=np.full(sequences, 1e-3), replay_sequences=1000, batch=batch
+    )
+    window = learner.load(batch)
+    for _ in range(2):
+        if which == "bare":
+            bare_step(learner, window)
+        else:
+            learner.update(window, sample)
+    return status("VmHWM") - before
+
+
+def status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

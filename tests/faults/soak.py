@@ -62,13 +62,15 @@ def main() -> int:
     with TemporaryDirectory() as name:
         folder = Path(name)
         store = LocalStore(folder / "data" / "pong")
+        # A replay that is soon full: what it holds then stays the same, so what still grows is a leak.
+        learn = [*LEARN, "--checkpoint-seconds", "5", "--capacity", "1000"]
         begin = {
             "collect": lambda: Job(folder, "collect.py", *COLLECT),
-            "learn": lambda: Job(folder, "learn.py", *LEARN, "--run-name", "soak", "--checkpoint-seconds", "5"),
+            "learn": lambda: Job(folder, "learn.py", *learn, "--run-name", "soak"),
         }
         again = {
             "collect": begin["collect"],
-            "learn": lambda: Job(folder, "learn.py", *LEARN, "--resume", "--checkpoint-seconds", "5"),
+            "learn": lambda: Job(folder, "learn.py", *learn, "--resume"),
         }
         jobs = {role: start() for role, start in begin.items()}
         until(lambda: updates_of(store) > 20, 120, "the first updates")

@@ -41,11 +41,11 @@ def test_sequences_are_priced_as_the_learner_whose_parameters_act_would(network,
     by_preset = initial_priorities(batch, q_values, GEOMETRY, PRESET, "off")
     by_learner = initial_priorities(batch, q_values, GEOMETRY, OURS, "off")
     assert not np.allclose(by_preset, by_learner, rtol=0.01)
-    np.testing.assert_array_equal(policy.initial_priorities(batch, q_values), by_preset)
+    np.testing.assert_allclose(policy.initial_priorities(batch, q_values), by_preset, rtol=1e-6)
     policy.use_published(params_to_bytes(network, 1, LINEAGE))  # Nobody said how: the preset's values stand.
-    np.testing.assert_array_equal(policy.initial_priorities(batch, q_values), by_preset)
+    np.testing.assert_allclose(policy.initial_priorities(batch, q_values), by_preset, rtol=1e-6)
     policy.use_published(params_to_bytes(network, 2, LINEAGE, OURS.acting_values()))
-    np.testing.assert_array_equal(policy.initial_priorities(batch, q_values), by_learner)
+    np.testing.assert_allclose(policy.initial_priorities(batch, q_values), by_learner, rtol=1e-6)
 
 
 def test_acting_values_that_make_no_sense_are_refused_and_the_network_is_not_taken_up(network, policy):

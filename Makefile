@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench bench-collect bench-learner learn-recall learn-cartpole test-faults soak clean
+.PHONY: help setup demo test lint bench bench-collect bench-learner bench-offline bench-replay bench-replay-restart bench-peers learn-recall learn-cartpole test-faults soak clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -28,7 +28,7 @@ lint: $(READY)  ## Style, formatting, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: bench-collect bench-learner  ## All benchmarks, each against its bound.
+bench: bench-collect bench-learner bench-replay bench-offline  ## All benchmarks, each against its bound.
 
 bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
@@ -52,5 +52,17 @@ learn-cartpole: $(READY)  ## CartPole with its velocities hidden, three seeds.
 bench-upkeep: $(READY)  ## What logging and checkpoints cost the learner.
 	$(BIN)/python -m tests.benchmarks.upkeep
 
-clean:  ## Remove the environment and what the demo made.
-	rm -rf $(VENV) .demo
+bench-replay: $(READY)  ## The replay's speed, memory and disk against their bounds; writes docs/performance.md.
+	$(BIN)/python -m tests.benchmarks.replay
+
+bench-peers: $(READY)  ## The replay beside dm-reverb and torchrl; installs them (about 8 GB, asks before; YES=1 answers).
+	$(BIN)/python -m tests.benchmarks.peers
+
+bench-replay-restart: $(READY)  ## A learner on 1e5 Pong sequences, killed with -9 and started again.
+	$(BIN)/python -m tests.benchmarks.replay_restart
+
+bench-offline: $(READY)  ## Ray Data and relabelling against a plain loop, a bare decoder and a bare network.
+	$(BIN)/python -m tests.benchmarks.offline
+
+clean:  ## Remove the environment, what the demo made and what the benchmarks measured on.
+	rm -rf $(VENV) .demo .bench

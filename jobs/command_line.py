@@ -4,15 +4,18 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
 Flags = TypeVar("Flags")
+# Of a flag that may be given several times, once per value; any other tuple is replaced by the values behind its flag.
+Repeatable = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 USAGE_ERROR = 2
 
 
@@ -51,7 +54,7 @@ def parse(flags: type[Flags], argv: Sequence[str], default: Flags, program: str)
                 args=list(argv),
                 default=default,
                 prog=program,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.UseAppendAction),
+                config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stopped:
         if stopped.code in (0, None):
@@ -60,15 +63,16 @@ def parse(flags: type[Flags], argv: Sequence[str], default: Flags, program: str)
 
 
 def _reason(boxed: str) -> str:
-    """The first paragraph of tyro's error box, as one line."""
+    """The first paragraph of tyro's error box, as one line; where no box can be drawn, a title comes before it."""
     lines = [re.sub(r"^[│╭╰]\s?|\s*[│╮╯]$", "", line).strip() for line in boxed.splitlines()]
-    words: list[str] = []
-    for line in lines:
-        if line.startswith("─") and words:
-            break
-        if line and not line.startswith("─"):
-            words.append(line)
-    return re.sub(r"^Error parsing \S+: (?=.* is .*; allowed)", "", " ".join(words)) or "the command line is wrong"
+    is_rule = [bool(re.fullmatch(r"─.*|-{3,}|", line)) for line in lines]
+    paragraphs = [
+        " ".join(line for _, line in group)
+        for ruled, group in itertools.groupby(zip(is_rule, lines, strict=True), key=lambda item: item[0])
+        if not ruled
+    ]
+    reason = next(iter(paragraphs if "╭" in boxed else paragraphs[1:]), "the command line is wrong")
+    return re.sub(r"^Error parsing \S+: (?=.* is .*; allowed)", "", reason)
 
 
 def dry_run(resolved: dict[str, Any]) -> NoReturn:

@@ -1,6 +1,8 @@
 """Read every shard of a dataset and name what is wrong with it. Changes nothing; exit status 1 on a fault.
 
 python jobs/doctor.py --dataset data/pong
+python jobs/doctor.py --dataset data/pong --brief    what it holds, in a second, nothing verified
+python jobs/doctor.py --dataset data/pong --fix      also deletes what killed writers left half-written
 """
 
 import sys
@@ -13,12 +15,15 @@ from rich.table import Table
 from jobs.command_line import parse, refuse, refusing
 from jobs.console import show_warnings
 from jobs.flags import default_threads
+from pipeline.brief import Brief, look_briefly
 from pipeline.dataset import read_terms
 from pipeline.store import open_store
 from pipeline.verify import DatasetReport, verify_dataset
 from schemas.shard import NO_LINEAGE
+from schemas.terms import DatasetTerms
 
 FAULTS_SHOWN = 50
+LEFTOVER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +33,14 @@ class DoctorFlags:
     Attributes:
         dataset: folder of the dataset to examine.
         threads: decoding threads.
+        brief: only say what the dataset holds, from the names of its shards and a few rows.
+        fix: delete leftovers of killed writers first; nothing that was ever published is touched.
     """
 
     dataset: str = "data/pong"
     threads: int = 1
+    brief: bool = False
+    fix: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,11 +48,37 @@ def main(argv: Sequence[str]) -> int:
     with refusing(OSError):
         flags = parse(DoctorFlags, argv, DoctorFlags(threads=default_threads(for_learner=True)), "doctor.py")
         store = open_store(flags.dataset)
-        if read_terms(store) is None:
+        terms = read_terms(store)
+        if terms is None:
             refuse(f"dataset is {flags.dataset!r}; allowed: a folder with a dataset.json")
+        if flags.fix:
+            print(f"deleted {store.clean_leftovers(LEFTOVER_SECONDS)} leftovers of killed writers")
+        if flags.brief:
+            show_brief(look_briefly(store, terms), terms)
+            return 0
         report = verify_dataset(store, threads=flags.threads)
     show(report)
     return 1 if report.faults else 0
+
+
+def show_brief(brief: Brief, terms: DatasetTerms) -> None:
+    """What is known without reading the dataset."""
+    versions = f"{min(brief.versions)} to {max(brief.versions)}" if brief.versions else "none"
+    geometry = terms.geometry
+    rows = {
+        "environment": terms.env.env_id,
+        "window": f"L {geometry.burn_in}, T {geometry.unroll}, n {geometry.bootstrap}, stride {geometry.stride}, "
+        f"K {geometry.frame_stack}",
+        "core": f"{terms.core.kind} {terms.core.layers} x {terms.core.width}",
+        "collectors": f"{brief.collectors}",
+        "shards": f"{brief.shards:,} ({brief.bytes / 1e6:,.1f} MB)",
+        "sequences": f"{brief.sequences:,}",
+        "env steps": f"{brief.env_steps:,}",
+        "digest": brief.digest,
+        f"in {brief.opened_shards} shards opened": f"parameter versions {versions}, {len(brief.lineages)} networks"
+        + (f", {brief.unreadable_shards} unreadable" if brief.unreadable_shards else ""),
+    }
+    _print_rows(rows)
 
 
 def show(report: DatasetReport) -> None:
@@ -64,15 +99,19 @@ def show(report: DatasetReport) -> None:
         "bad files": f"{len(report.bad_files)}",
         "duplicates, missing": f"{report.duplicates}, {report.missing_sequences}",
     }
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
+    _print_rows(rows)
     for fault in report.faults[:FAULTS_SHOWN]:
         print(f"fault: {fault}")
     if len(report.faults) > FAULTS_SHOWN:
         print(f"... and {len(report.faults) - FAULTS_SHOWN} more")
     print(f"{len(report.faults)} faults")
+
+
+def _print_rows(rows: dict[str, str]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
 
 
 if __name__ == "__main__":

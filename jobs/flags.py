@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from jobs.command_line import parse, peek
+from jobs.command_line import Repeatable, parse, peek
 from jobs.console import warn
 from jobs.presets import DEFAULT_PRESET, Preset, preset_named
 from pipeline.dataset import read_terms
@@ -35,7 +35,7 @@ class DatasetFlags:
     dataset: str | None = None
     preset: str | None = None
     env: str | None = None
-    env_arg: tuple[str, ...] = ()
+    env_arg: Repeatable = ()
     sticky: float | None = None
     life_loss: str | None = None
 

@@ -3,6 +3,7 @@
 python jobs/learn.py                              data/pong, as collect.py writes it
 python jobs/learn.py --dataset data/breakout --updates 10000
 python jobs/learn.py --resume                     the newest run in this folder, from its last checkpoint
+torchrun --nproc-per-node 2 jobs/learn.py         two processes that share every update
 python jobs/learn.py --replay grpc://127.0.0.1:7878     from the replay that a serve_replay.py keeps
 python jobs/learn.py --mix data/old=0.25          a quarter of every batch from another dataset
 """
@@ -18,6 +19,8 @@ import torch
 from jobs.command_line import dry_run, refuse, refusing
 from jobs.console import StatusLine, show_warnings, warn
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
+from jobs.held_out import HeldOutCheck
+from jobs.offline import dataset_tags, updates_of_epochs
 from jobs.parameters import read_parameters
 from jobs.presets import NetworkOptions, Preset, laptop
 from jobs.replays import FoundService, MixFlags, ServiceFlags, find_service, make_replay
@@ -52,6 +55,7 @@ class TrainFlags:
 
     Attributes:
         updates: stop when the learner has done this many updates in all.
+        epochs: with ``--offline``: stop when as many sequences have been drawn, in all, as this many times the dataset.
         max_minutes: stop after this many minutes.
         seed: of the network's initialisation and the draws.
         device: of the learner; default: cuda where there is a GPU, else cpu.
@@ -59,6 +63,7 @@ class TrainFlags:
         init_from: go on from the network, lineage and version in this file, checkpoint or run folder.
         dq_every: updates between two measurements of dQ under all four start strategies; 0: none (paper, section 3).
         offline: train on the dataset as it is: no ratio to keep, nothing is written into it.
+        held_out_every: with ``--held-out``: updates between two measurements on the episodes kept apart.
         deterministic: no prefetch, every draw follows the last update: same data, same seed, same updates.
         run_dir: folder of checkpoints; default ``runs/<run name>`` in the current folder.
         resume: continue the run named by ``--run-name`` or ``--run-dir``, else the newest of this dataset.
@@ -66,6 +71,7 @@ class TrainFlags:
     """
 
     updates: int | None = None
+    epochs: float | None = None
     max_minutes: float | None = None
     seed: int = 0
     device: str | None = None
@@ -73,19 +79,22 @@ class TrainFlags:
     init_from: Path | None = None
     dq_every: int = 0
     offline: bool = False
+    held_out_every: int = 500
     deterministic: bool = False
     run_dir: Path | None = None
     resume: bool = False
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("updates", "max_minutes", "threads"):
+        for name in ("updates", "epochs", "max_minutes", "threads", "held_out_every"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
         for name in ("seed", "dq_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
+        if self.epochs is not None and (not self.offline or self.updates is not None):
+            raise ValueError(f"epochs is {self.epochs}; allowed: with --offline and without --updates")
         if self.init_from is not None and self.resume:
             raise ValueError(f"init_from is {str(self.init_from)!r}; allowed: without --resume, which has a network")
 
@@ -113,6 +122,8 @@ class LearnFlags:
         self.limiter.refuse_capacity(self.replay.capacity)
         if self.train.offline and self.retention.deletes:
             raise ValueError("retain_gb, retain_sequences are set; allowed: neither with --offline")
+        if self.replay.held_out and not self.train.offline:
+            raise ValueError(f"held_out is {self.replay.held_out}; allowed: with --offline, on a fixed dataset")
         if self.service.replay and self.mixing.mix:
             raise ValueError("mix is set; allowed: without --replay, whose serve_replay.py takes --mix itself")
 
@@ -158,12 +169,17 @@ def main(argv: Sequence[str]) -> int:
         learner = _make_learner(flags, terms, device, replicas)
         if replicas.rank:
             return follow(learner, replicas)
+        updates = flags.train.updates
+        if flags.train.epochs is not None:
+            store = flags.source.open_store()
+            updates = updates_of_epochs(flags.train.epochs, store, terms, flags.replay, flags.limiter)
+            status.say(f"learn: {flags.train.epochs:g} epochs are {updates:,} updates")
         training = _build(flags, terms, service, learner, status)
         learner.share_state()
     problem, failed = None, True
     try:
         with StatusLine("learn") as status:
-            training.run(stop, status, updates=flags.train.updates, max_minutes=flags.train.max_minutes)
+            training.run(stop, status, updates=updates, max_minutes=flags.train.max_minutes)
         failed = False
     except (ValueError, OSError) as error:
         problem = error
@@ -226,7 +242,13 @@ def _build(
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
             run_name=name,
-            tags={"role": "learn", "game": terms.env.env_id, "dataset": store.root.name, "run": publishes_as},
+            tags={
+                "role": "learn",
+                "game": terms.env.env_id,
+                "dataset": store.root.name,
+                "run": publishes_as,
+                **dataset_tags(store, "start"),
+            },
             run_id=folder.record.get("mlflow_run_id") if train.resume else None,
         )
     )
@@ -250,15 +272,25 @@ def _build(
         config=flags.checkpoint,
         memory=flags.memory,
         dq_every=train.dq_every,
+        held_out=HeldOutCheck(
+            store, terms, share=flags.replay.held_out, gamma=flags.learner.gamma, every=train.held_out_every
+        )
+        if flags.replay.held_out
+        else None,
+        closing_tags=lambda: dataset_tags(store, "close"),
     )
     if train.resume:
         for line in training.restore():
             status.say(f"learn: {line}")
     else:
-        tracker.params({**asdict(flags), "terms": asdict(terms), "network": asdict(learner.spec), "provenance": provenance()})
+        tracker.params(
+            {**asdict(flags), "terms": asdict(terms), "network": asdict(learner.spec), "provenance": provenance()}
+        )
     folder.write({"run": name, "dataset": str(store.root)})
     parameters = sum(value.numel() for value in learner.network.parameters())
-    status.say(f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {learner.device}")
+    status.say(
+        f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {learner.device}"
+    )
     if service:
         status.say(f"learn: draws from {service.connection.address}, publishes parameters as run {publishes_as}")
     return training

@@ -47,7 +47,7 @@ class NetworkOptions:
 
     Attributes:
         image_encoder: convolutions for images, ``nature`` or ``small``; vectors always enter the dense layers directly.
-        dense: widths of the encoder's dense layers; none sends the convolutions straight into the core (article 3.2).
+        dense: widths of the encoder's dense layers; without any, convolutions enter the core directly (article 3.2).
         dueling_width: hidden units of the value head and of the advantage head.
         use_previous_action: the one-hot previous action enters the core.
         use_previous_reward: the previous reward enters the core.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from jobs.command_line import dry_run, parse, refusing
+from jobs.command_line import Repeatable, dry_run, parse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import read_parameters, refuse_misfit
@@ -46,11 +46,11 @@ class RelabelFlags:
         dry_run: print the resolved configuration and stop.
     """
 
-    dataset: tuple[str, ...] = ()
+    dataset: Repeatable = ()
     out: str = ""
     params: Path = Path()
     recut: str | None = None
-    where: tuple[str, ...] = ()
+    where: Repeatable = ()
     max_bad_shards: int = 0
     workers: int = 0
     threads: int = 1
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
         tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
         tracker.tags({"digest": dataset_digest(out)})
     finally:
-        tracker.close(failed=not finished)
+        tracker.close(failed=not finished, timeout_seconds=60.0 if finished else 6.0)
     print(
         f"relabel: {total.episodes:,} episodes, {total.steps:,} env steps, {total.sequences:,} sequences in "
         f"{flags.out}; "

@@ -12,7 +12,7 @@ from jobs.parameters import read_parameters
 from pipeline.dataset import read_provenance, read_terms, write_provenance
 from pipeline.episode_filter import Condition
 from pipeline.episodes import Episode, EpisodeFacts, EpisodeReader
-from pipeline.recutting import EpisodeCutter, with_history
+from pipeline.recutting import EpisodeCutter, states_needed, with_history
 from pipeline.scan import LeftOut
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.store import LocalStore, open_store
@@ -78,7 +78,7 @@ class Relabelling:
         assert stored is not None, uri
         parameters = read_parameters(Path(self.params_path), "params")
         labeller = Labeller(network_of(parameters), self.device)
-        conditions, started = [Condition.parse(text) for text in self.where], _started(source, collector)
+        conditions, started = [Condition.parse(text) for text in self.where], collector_start(source, collector)
         left_out = LeftOut(self.max_bad_shards)
 
         def keep(facts: EpisodeFacts) -> bool:
@@ -113,8 +113,7 @@ class Relabelling:
         try:
             for group in groups(reader.read(collector)):
                 group = [with_history(episode, stored.geometry.frame_stack, depth) for episode in group]
-                steps = [RecordedSteps(frames=e.frames, action=e.action, reward=e.reward) for e in group]
-                labels = labeller.label(steps)
+                labels = labeller.label([self._steps(episode) for episode in group])
                 for episode, label in zip(group, labels, strict=True):
                     for sequence in cutter.cut(
                         episode,
@@ -130,6 +129,14 @@ class Relabelling:
             yield counts()
         finally:
             reader.close()
+
+    def _steps(self, episode: Episode) -> RecordedSteps:
+        return RecordedSteps(
+            frames=episode.frames,
+            action=episode.action,
+            reward=episode.reward,
+            states_at=states_needed(self.terms.geometry, episode.facts.steps),
+        )
 
     def _priorities(self, batch: SequenceBatch, q_values: np.ndarray, config: LearnerConfig) -> np.ndarray:
         """One sequence at a time, as actors do it: a priority must not depend on the shard that a sequence is in."""
@@ -158,7 +165,7 @@ def _provenance_of(store: LocalStore, collector: str) -> dict[str, Any] | None:
         return None
 
 
-def _started(store: LocalStore, collector: str) -> float:
+def collector_start(store: LocalStore, collector: str) -> float:
     """When the process that collected began, Unix seconds; NaN when nobody knows."""
     origin = _provenance_of(store, collector) or {}
     while isinstance(origin.get("collector"), dict):  # A relabelled one: the steps were taken by the first of its line.

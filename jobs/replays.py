@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jobs.command_line import Repeatable
 from jobs.console import StatusLine
 from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
@@ -32,7 +33,7 @@ class MixFlags:
             ``--samples-per-insert``. Terms must be the same.
     """
 
-    mix: tuple[str, ...] = ()
+    mix: Repeatable = ()
 
     def __post_init__(self) -> None:
         refuse_shares(self.shares())

@@ -1,7 +1,8 @@
 """The learner's loop: batch, update, priorities back; parameters, checkpoints and metrics when they are due."""
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from jobs.console import StatusLine, warn
 from jobs.health import HealthLog, memory_troubles
+from jobs.held_out import HeldOutCheck
 from jobs.run_folder import RunFolder
 from jobs.stopping import StopRequest
 from pipeline.mixed_replay import MixedReplay
@@ -74,6 +76,8 @@ class Training:
         config: CheckpointConfig,
         memory: MemoryLimit,
         dq_every: int,
+        held_out: HeldOutCheck | None = None,
+        closing_tags: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._learner, self._replay, self._prefetcher, self._progress = learner, replay, prefetcher, progress
         self._publisher, self._folder, self._tracker, self._config = publisher, folder, tracker, config
@@ -87,6 +91,7 @@ class Training:
         self._memory, self._dq_every = memory, dq_every
         self._watch, self._health = LearnerWatch(learner), HealthLog((*LEARNER_TROUBLES, "memory_near_limit"))
         self._last_saved = -1
+        self._held_out, self._closing_tags, self._judged = held_out, closing_tags, -1
 
     def restore(self) -> Iterator[str]:
         """Continue from the newest complete checkpoint; yields a line for each thing to know."""
@@ -140,6 +145,9 @@ class Training:
         if not failed:
             written = all([self._publish(), self._save()])  # Either may fail; the other is written all the same.
         self._report()
+        self._judge()
+        with contextlib.suppress(OSError):  # The dataset may have gone; its digest is not worth failing for.
+            self._tracker.tags(self._closing_tags())
         if self._progress:
             self._progress.close(clean=not failed)
         self._replay.close()
@@ -167,9 +175,17 @@ class Training:
             if self._dq_every and self._learner.updates % self._dq_every == 0:
                 found = self._learner.discrepancies(sample)
                 self._tracker.metrics({f"learn/{name}": value for name, value in found.items()}, self._learner.updates)
+            if self._held_out and self._learner.updates % self._held_out.every == 0:
+                self._judge()
         else:
             self._skip(sample, output)
         self._publish_if_due()
+
+    def _judge(self) -> None:
+        """How well the network does on the episodes kept apart, once for each number of updates."""
+        if self._held_out is not None and self._learner.updates != self._judged:
+            self._judged = self._learner.updates
+            self._tracker.metrics(self._held_out.measure(self._learner), self._learner.updates)
 
     def _skip(self, sample: ReplaySample, output: LearnerOutput) -> None:
         """Nothing was changed by this update; say so, keep what it was made of, and give up after several in a row."""
@@ -319,6 +335,7 @@ class MetricsWindow:
         report = {f"learn/{name}": total / count for name, (total, count) in self._sums.items()}
         report["learn/updates_per_second"] = self.updates_per_second
         report["learn/waiting_share"] = self._waited / max(self.seconds, 1e-9)
-        report["learn/update_seconds"] = self._busy / max(self._updates, 1)
+        if self._updates:
+            report["learn/update_seconds"] = self._busy / self._updates
         self._begin()
         return report

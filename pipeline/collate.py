@@ -62,7 +62,7 @@ def unpack_rows(
     parts = layout.core_parts
     return SequenceBatch(
         observation=observation,
-        collector=np.array([bytes(name) for name in collectors]),
+        collector=np.array(collectors),
         lineage=records["lineage"].copy(),
         core=tuple(records[f"core_{part}"].copy() for part in parts),
         unroll_core=tuple(records[f"unroll_core_{part}"].copy() for part in parts),

@@ -11,8 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.store import LocalStore
 from schemas.terms import DatasetTerms
@@ -22,9 +21,11 @@ SHARDS_PER_FOLDER = 1000
 _SHARD_PATH = re.compile(r"shards/([A-Za-z0-9][A-Za-z0-9.-]*)/\d+/(\d+)-(\d+)-(\d+)\.arrow")
 
 
-@dataclass(frozen=True, order=True)
-class ShardName:
-    """What a shard's name says: whose it is, its number, its sequences, and the env steps they own."""
+class ShardName(NamedTuple):
+    """What a shard's name says: whose it is, its number, its sequences, and the env steps they own.
+
+    A tuple, because a replay looks up dozens of them for every batch.
+    """
 
     collector: str
     number: int

@@ -14,7 +14,7 @@ from pipeline.collate import unpack_rows
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
-FETCHED_AT_ONCE = 4
+FETCHED_AT_ONCE = 16
 
 
 class RowHolder(Protocol):
@@ -104,10 +104,11 @@ class BatchDecoder:
                     raise ValueError(f"row holds {len(row.fixed)} fixed bytes; allowed under these terms: {row_bytes}")
                 packed[index * row_bytes : (index + 1) * row_bytes] = row.fixed
                 rows.append(row)
-                fetched.put(index)
+                if row_is_intact(row, layout):
+                    fetched.put(index)
 
         def decode(index: int) -> None:
-            ok[index] = row_is_intact(rows[index], layout) and _decodes(rows[index].frame, observation[index])
+            ok[index] = _decodes(rows[index].frame, observation[index])
 
         def decode_fetched() -> None:
             while (index := fetched.get()) is not None:
@@ -115,10 +116,11 @@ class BatchDecoder:
 
         helpers = [self._pool.submit(decode_fetched) for _ in range(self._threads - 1)] if self._pool else []
         try:
-            # Fetching holds the interpreter's lock, which the others need for a moment between two rows: so only a few
-            # rows at a time, with one decoded in between.
-            for start in range(0, len(draws), FETCHED_AT_ONCE):
-                fetch(draws[start : start + FETCHED_AT_ONCE])
+            # Rows are fetched fastest one after the other, while what that takes is still in the processor's caches. But
+            # it needs the interpreter's lock, and so does each other thread for a moment between two of its rows.
+            at_once = FETCHED_AT_ONCE if helpers else max(1, len(draws))
+            for start in range(0, len(draws), at_once):
+                fetch(draws[start : start + at_once])
                 with suppress(Empty):
                     decode(fetched.get_nowait())
             collectors, probes = [row.collector for row in rows], [row.probe for row in rows]

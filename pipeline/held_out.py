@@ -17,7 +17,7 @@ def held_out_rows(collector: str, episode: np.ndarray, share: float) -> np.ndarr
     apart, and a larger share keeps those of a smaller one too.
     """
     numbers, index = np.unique(episode, return_inverse=True)
-    chances = [xxhash.xxh3_64_intdigest(f"{collector}/{number}") / 2**64 for number in numbers.tolist()]
+    chances = [xxhash.xxh3_64_intdigest(f"{collector}/{number}".encode()) / 2**64 for number in numbers.tolist()]
     return np.array([chance < share for chance in chances], bool)[index]
 
 

@@ -65,9 +65,10 @@ class Holdings:
     def read(self, name: ShardName) -> Arrival:
         """What a new shard brings. Raises one of ``UNUSABLE`` when it cannot be used, another OSError when none can."""
         shard = self.cache.read(name)
+        arrival = self.index.arrival(name, shard)
         if self._held_out:
             self._kept_apart[name] = held_out_rows(name.collector, shard.columns["episode"], self._held_out)
-        return self.index.arrival(name, shard)
+        return arrival
 
     def admit(self, arrival: Arrival) -> int:
         """Take in a shard's sequences. Returns how many of them the restored state (if any) had not counted yet."""

@@ -16,7 +16,12 @@ def params_name(run: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishConfig:
-    """``publish_updates``: updates between publications; ``publish_seconds``: the least time between them."""
+    """How often parameters are published.
+
+    Attributes:
+        publish_updates: updates between publications (ours: 25).
+        publish_seconds: least time between two of them, in seconds (ours: 2).
+    """
 
     publish_updates: int = 25
     publish_seconds: float = 2.0

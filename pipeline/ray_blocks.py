@@ -1,4 +1,4 @@
-"""Columns as numpy arrays and lists, to and from the Arrow tables that Ray Data moves about."""
+"""Columns to and from the Arrow tables that Ray Data moves about; arrays of one shape become tensors, uncopied."""
 
 from typing import Any
 
@@ -8,17 +8,23 @@ import pyarrow as pa
 
 def to_block(columns: dict[str, Any]) -> pa.Table:
     """Arrays ``[rows]`` become plain columns, ``[rows, ...]`` tensors, lists of anything what Arrow makes of them."""
-    from ray.data.extensions import ArrowTensorArray
 
     def column(values: Any) -> pa.Array:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values
         if not isinstance(values, np.ndarray):
             kind = pa.large_binary() if values and isinstance(values[0], bytes) else None
             return pa.array(values, kind)
-        # Copied: what goes on outlives the memory map, and Ray would copy it anyway.
         values = np.ascontiguousarray(values)
-        return pa.array(values) if values.ndim == 1 else ArrowTensorArray.from_numpy(values)
+        return tensor(pa.array(values.reshape(-1)), values.shape[1:]) if values.ndim > 1 else pa.array(values)
 
     return pa.table({name: column(values) for name, values in columns.items()})
+
+
+def tensor(values: pa.Array, shape: tuple[int, ...]) -> pa.Array:
+    """A column of arrays of ``shape`` from all their ``values`` in C order."""
+    rows = pa.FixedSizeListArray.from_arrays(values, int(np.prod(shape)))
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), rows)
 
 
 def to_arrays(block: Any) -> dict[str, Any]:
@@ -31,7 +37,9 @@ def to_arrays(block: Any) -> dict[str, Any]:
         values = table[name].combine_chunks()
         if isinstance(values, pa.ChunkedArray):
             values = pa.concat_arrays(values.chunks)
-        if hasattr(values, "storage"):
+        if isinstance(values, pa.FixedShapeTensorArray):
+            columns[name] = values.to_numpy_ndarray()
+        elif hasattr(values, "storage"):  # Ray's own tensors: what batches of numpy arrays have become.
             columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))
         elif pa.types.is_primitive(values.type):
             columns[name] = values.to_numpy(zero_copy_only=False)

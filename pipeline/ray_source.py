@@ -12,14 +12,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.codec import RowLayout, row_is_intact, row_layout
 from pipeline.dataset import ShardName, read_terms
 from pipeline.decode import BatchDecoder
+from pipeline.ray_blocks import tensor, to_arrays, to_block
 from pipeline.ray_faults import SharedFaults
 from pipeline.ray_workers import start_ray
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.sequence_facts import Faults
+from pipeline.shard_columns import ColumnMapper
 from pipeline.shard_reader import Shard, ShardError
 from pipeline.store import LocalStore, open_store
 from schemas.terms import DatasetTerms
@@ -28,7 +31,11 @@ if TYPE_CHECKING:
     import ray.data
 
 PIXELS, COLLECTOR, PROBE = "observation", "collector", "probe_core"
-BLOCK_BYTES, TASK_BYTES = 32_000_000, 64_000_000
+BLOCK_BYTES = 32_000_000
+TASK_BYTES = 1_000_000_000  # Gone through in a few tenths of a second, block by block: what a task costs is little.
+PIXEL_BLOCK_BYTES = (
+    8_000_000  # Memory of this size is reused by malloc; larger pieces cost their page faults each time.
+)
 COLLECTOR_BYTES = 20
 
 
@@ -63,11 +70,17 @@ def read_sequences(
     chosen = list(columns) if columns is not None else [COLLECTOR, *(row_layout(terms).dtype.names or ())]
     _refuse_unknown(chosen, row_layout(terms))
     plan = ReadPlan(str(store.root), terms, chosen, decode)
-    return read_plan(plan, list_shards(store), faults=faults or SharedFaults(max_bad_shards), ordered=ordered)
+    if faults is None and max_bad_shards:
+        faults = SharedFaults(max_bad_shards)
+    # Without a shared count each task by itself fails at its first bad shard: no actor has to be started for that.
+    return read_plan(plan, list_shards(store), faults=faults or LeftOut(), ordered=ordered)
 
 
 class Plan(Protocol):
-    """What read tasks do with shards."""
+    """What read tasks do with shards. ``block_bytes``: of the blocks they make, about, but for the last ones."""
+
+    @property
+    def block_bytes(self) -> int: ...
 
     def estimated_bytes(self, shards: Sequence[ShardName]) -> int:
         """Of the blocks that come of these shards."""
@@ -80,9 +93,7 @@ class Plan(Protocol):
     def read(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]: ...
 
 
-def read_plan(
-    plan: Plan, shards: Sequence[ShardName], *, faults: "SharedFaults", ordered: bool = False
-) -> "ray.data.Dataset":
+def read_plan(plan: Plan, shards: Sequence[ShardName], *, faults: Faults, ordered: bool = False) -> "ray.data.Dataset":
     """Whatever ``plan`` makes of ``shards``, inside Ray's read tasks, each of which has some neighbouring ones."""
     import ray.data
 
@@ -92,6 +103,8 @@ def read_plan(
     source = _datasource_class()(plan, list(shards), faults)
     dataset = ray.data.read_datasource(source, override_num_blocks=max(1, min(int(tasks), len(shards))))
     dataset.context.execution_options.preserve_order = ordered
+    # Blocks of at least the target size go on as they are; smaller ones would be copied together first.
+    dataset.context.target_max_block_size = plan.block_bytes * 3 // 4
     return dataset
 
 
@@ -116,6 +129,10 @@ class ReadPlan:
             total += max(0, sum(store.map_path(name.path).stat().st_size for name in shards) - fixed)
         return total
 
+    @property
+    def block_bytes(self) -> int:
+        return PIXEL_BLOCK_BYTES if PIXELS in self.columns and self.decode else BLOCK_BYTES
+
     def work_bytes(self, shards: Sequence[ShardName]) -> int:
         return self.estimated_bytes(shards)
 
@@ -125,46 +142,86 @@ class ReadPlan:
         return int(np.prod(layout.frames_shape)) * layout.frames_dtype.itemsize
 
     def read(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
-        """Blocks of columns, several to a shard where pixels would make one too large."""
-        store = LocalStore(self.root)
+        """Blocks of columns: several shards each, or several to a shard where pixels would make one too large."""
+        if PIXELS in self.columns:
+            return self._with_pixels(names, faults)
+        return self._without_pixels(names, faults)
+
+    def _without_pixels(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
+        mapper, shard_bytes = ColumnMapper(LocalStore(self.root), self.terms), self.estimated_bytes(names[:1])
+        gathered: list[pa.RecordBatch] = []
+        most = max(1, BLOCK_BYTES // max(1, shard_bytes))  # Shards of one dataset are much alike.
         for name in names:
             try:
-                shard = open_listed(store, self.terms, name)
+                gathered.append(mapper.map(name).select(self.columns))
             except ShardError as error:
                 faults.shard(name.path, str(error))
-            else:
-                yield from self._blocks(shard, name, faults)
+                continue
+            if len(gathered) == most:
+                yield self._columns_of(gathered)
+                gathered = []
+        if gathered:
+            yield self._columns_of(gathered)
 
-    def _blocks(self, shard: Shard, name: ShardName, faults: Faults) -> Iterator[dict[str, Any]]:
-        if PIXELS not in self.columns:
-            yield self._block(shard, np.arange(shard.num_rows), {})
-            return
-        at_once = max(1, BLOCK_BYTES // self.decoded_row_bytes) if self.decode else shard.num_rows
+    def _columns_of(self, batches: list[pa.RecordBatch]) -> dict[str, Any]:
+        """Fixed-size lists as tensors; nothing is copied."""
+        table, kinds = pa.Table.from_batches(batches), row_layout(self.terms).dtype
+        columns: dict[str, Any] = {}
+        for column in self.columns:
+            values = table[column]
+            if column in (kinds.names or ()) and kinds[column].shape:
+                item = pa.from_numpy_dtype(kinds[column].base)
+                parts = [tensor(_items(part, item), kinds[column].shape) for part in values.chunks]
+                values = pa.chunked_array(parts)
+            columns[column] = values
+        return columns
+
+    def _with_pixels(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
+        store = LocalStore(self.root)
         with BatchDecoder(self.terms) as decoder:
-            for begin in range(0, shard.num_rows, at_once):
-                rows = np.arange(begin, min(begin + at_once, shard.num_rows))
-                if self.decode:
-                    batch, ok = decoder.decode([(shard, row) for row in rows.tolist()])
-                    pixels = batch.observation if ok.all() else batch.observation[ok]
+            for name in names:
+                try:
+                    shard = open_listed(store, self.terms, name)
+                except ShardError as error:
+                    faults.shard(name.path, str(error))
                 else:
-                    ok = np.array([row_is_intact(shard.row(row), shard.layout) for row in rows.tolist()])
-                    pixels = [bytes(shard.frame(row)) for row in rows[ok].tolist()]
-                faults.rows([(name.path, row) for row in rows[~ok].tolist()])
-                yield self._block(shard, rows[ok], {PIXELS: pixels})
+                    yield from self._decoded(shard, name, decoder, faults)
 
-    def _block(self, shard: Shard, rows: np.ndarray, made: dict[str, Any]) -> dict[str, Any]:
-        views, whole = shard.columns, len(rows) == shard.num_rows
+    def _decoded(
+        self, shard: Shard, name: ShardName, decoder: BatchDecoder, faults: Faults
+    ) -> Iterator[dict[str, Any]]:
+        at_once = max(1, PIXEL_BLOCK_BYTES // self.decoded_row_bytes) if self.decode else shard.num_rows
+        for begin in range(0, shard.num_rows, at_once):
+            rows = np.arange(begin, min(begin + at_once, shard.num_rows))
+            if self.decode:
+                batch, ok = decoder.decode([(shard, row) for row in rows.tolist()])
+                pixels = batch.observation if ok.all() else batch.observation[ok]
+            else:
+                ok = np.array([row_is_intact(shard.row(row), shard.layout) for row in rows.tolist()])
+                pixels = [bytes(shard.frame(row)) for row in rows[ok].tolist()]
+            faults.rows([(name.path, row) for row in rows[~ok].tolist()])
+            yield self._block(shard, rows[ok], pixels)
+
+    def _block(self, shard: Shard, rows: np.ndarray, pixels: Any) -> dict[str, Any]:
+        views = shard.columns
         block: dict[str, Any] = {}
         for column in self.columns:
-            if column in made:
-                block[column] = made[column]
+            if column == PIXELS:
+                block[column] = pixels
             elif column == COLLECTOR:
                 block[column] = [shard.collector] * len(rows)
             elif column == PROBE:
                 block[column] = [shard.probe(row).tolist() for row in rows.tolist()]
             else:
-                block[column] = views[column] if whole else views[column][rows]
+                block[column] = views[column][rows]
         return block
+
+
+def _items(part: pa.Array, item: pa.DataType) -> pa.Array:
+    """All values of a fixed-size column; the sixteen bytes of a lineage are such values too."""
+    if pa.types.is_fixed_size_binary(part.type):
+        return pa.Array.from_buffers(item, len(part) * part.type.byte_width, [None, part.buffers()[1]])
+    return part.flatten()
 
 
 def _refuse_unknown(columns: Sequence[str], layout: RowLayout) -> None:
@@ -183,7 +240,7 @@ def _datasource_class():
     class SequenceDatasource(Datasource):
         """Shards in contiguous groups, one read task each."""
 
-        def __init__(self, plan: Plan, shards: list[ShardName], faults: SharedFaults) -> None:
+        def __init__(self, plan: Plan, shards: list[ShardName], faults: Faults) -> None:
             super().__init__()
             self._plan, self._shards, self._faults = plan, shards, faults
 
@@ -210,10 +267,8 @@ def _datasource_class():
     return SequenceDatasource
 
 
-def _read_function(plan: Plan, names: list[ShardName], faults: SharedFaults):
+def _read_function(plan: Plan, names: list[ShardName], faults: Faults):
     def read():
-        from pipeline.ray_blocks import to_block
-
         for columns in plan.read(names, faults):
             yield to_block(columns)
 
@@ -226,8 +281,6 @@ def gather_blocks(plan: Plan, shards: Sequence[ShardName], left_out: LeftOut) ->
     Raises:
         TooManyFaults: past the limit of ``left_out``.
     """
-    from pipeline.ray_blocks import to_arrays
-
     if not shards:
         return
     faults = SharedFaults(left_out.max_bad_shards)

@@ -8,6 +8,7 @@ import numpy as np
 from pipeline.episodes import Episode
 from pipeline.rollout import VectorStep
 from pipeline.sequences import SequenceBuilder
+from schemas.geometry import SequenceGeometry
 from schemas.records import ActOutput, Sequence
 from schemas.terms import DatasetTerms
 
@@ -33,7 +34,7 @@ class EpisodeCutter:
 
         Args:
             q_values: float32 ``[E+1, A]``, the last of the final observation.
-            core: one float32 ``[E+1, D]`` per part, the state before each step.
+            core: one float32 ``[E+1, D]`` per part, the state before each step, at least before ``states_needed``.
         """
         facts = episode.facts
         for sequence in self._sequences(episode, q_values, core, version, lineage):
@@ -71,6 +72,16 @@ class EpisodeCutter:
             yield from self._builder.record(step)
         # Closes ended episodes too: all that is left of them is their final observation.
         yield from self._builder.cut(episode.frames[-1:], q_values[-1:])
+
+
+def states_needed(geometry: SequenceGeometry, steps: int) -> np.ndarray:
+    """Ascending steps of an episode before which some sequence may store the core state, int64."""
+    needed = set()
+    for sequence in range(geometry.last_sequence(steps) + 1):
+        window = geometry.window(sequence, steps, ended=True)
+        first_step = window.start - geometry.burn_in + window.first_valid
+        needed |= {first_step, window.start, window.start + geometry.unroll - 1}
+    return np.array(sorted(step for step in needed if step < steps), np.int64)
 
 
 def with_history(episode: Episode, stored_depth: int, depth: int) -> Episode:

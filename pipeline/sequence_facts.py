@@ -34,6 +34,7 @@ COPIED = (
     "env_steps",
     "initial_priority",
 )
+BLOCK_BYTES = 8_000_000
 ROW_BYTES = 600  # Of one row of facts, about; hashes of pixels apart.
 _DECODED_AT_ONCE = 16
 
@@ -61,6 +62,10 @@ class FactsPlan:
     def estimated_bytes(self, shards: Sequence[ShardName]) -> int:
         sequences, steps = sum(name.sequences for name in shards), sum(name.env_steps for name in shards)
         return sequences * (ROW_BYTES + 8 * self.terms.env.num_actions) + 8 * steps * self.pixels
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_BYTES
 
     def work_bytes(self, shards: Sequence[ShardName]) -> int:
         """What a task goes through to make that."""

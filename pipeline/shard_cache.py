@@ -50,9 +50,9 @@ class ShardCache:
             OSError: no shard can be opened; names the option and the limits when those are the reason.
         """
         with self._lock:
-            if name in self._open:
+            if (shard := self._open.get(name)) is not None:
                 self._open.move_to_end(name)
-                return self._open[name]
+                return shard
             shard = self._opened(name)
             self._open[name] = shard
             self._shrink(self.max_open_shards)

@@ -13,7 +13,11 @@ RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolConfig:
-    """``spool_mb``: megabytes of unpublished sequences at which the environments are paused."""
+    """How much a slow store may cost in memory.
+
+    Attributes:
+        spool_mb: megabytes of unpublished sequences at which the environments are paused (ours: 512).
+    """
 
     spool_mb: float = 512.0
 

@@ -9,7 +9,7 @@ save additions, which cost next to nothing, and add calls of numpy, which are al
 
 import numpy as np
 
-FAN_OUT = 128
+FAN_OUT = 64
 
 
 class SumTree:

@@ -132,7 +132,7 @@ class LearnerConfig:
         rescaling: train in h-space (paper section 2.3); off leaves returns as they are.
         rescaling_epsilon: the linear part of h (paper: 1e-3).
         learning_rate: of Adam (paper: 1e-4; article: 6.25e-5).
-        adam_epsilon: paper: 1e-3.
+        adam_epsilon: of Adam, added to its denominator (paper: 1e-3).
         clip_norm: largest norm of the whole gradient (ours: 40).
         eta: priority is eta * max + (1 - eta) * mean of |delta| (paper: 0.9; article 5.4: 1).
         beta: exponent of the importance weights (ours: 0.6).

@@ -42,7 +42,11 @@ class Trouble(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
-    """``most_memory_share``: complain above this share of the machine's or container's memory (ours: 0.9; 1 = off)."""
+    """When to complain about memory.
+
+    Attributes:
+        most_memory_share: largest share of the machine's or container's memory in use, 0 to 1 (ours: 0.9; 1: off).
+    """
 
     most_memory_share: float = 0.9
 
@@ -53,7 +57,11 @@ class MemoryLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedLimit:
-    """``least_frames_per_second``: complain when a collector at work plays fewer (article 5.5: 500; 0 = off)."""
+    """When to complain about a collector's speed.
+
+    Attributes:
+        least_frames_per_second: emulator frames over all lanes while it is not waiting (article 5.5: 500; 0: off).
+    """
 
     least_frames_per_second: float = 500.0
 

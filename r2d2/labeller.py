@@ -6,6 +6,7 @@ approximated by a burn-in.
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,18 +20,26 @@ from r2d2.training_pass import IMAGES_AT_ONCE
 class RecordedSteps:
     """What was seen and done in an episode of E steps.
 
-    ``frames`` ``[K-1+E+1, *shape]`` with history and final observation (K at least the network's); ``action`` int
-    ``[E]``; ``reward`` float32 ``[E]``.
+    Attributes:
+        frames: ``[K-1+E+1, *shape]`` with history and final observation, K at least the network's.
+        action: int ``[E]``.
+        reward: float32 ``[E]``.
+        states_at: ascending steps whose states are wanted; None: all. The core runs over what lies between them in one
+            call, which is several times as fast as step by step.
     """
 
     frames: np.ndarray
     action: np.ndarray
     reward: np.ndarray
+    states_at: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """``q_values`` float32 ``[E+1, A]``; ``core``: one float32 ``[E+1, D]`` per part, the state *before* each step."""
+    """``q_values`` float32 ``[E+1, A]``; ``core``: one float32 ``[E+1, D]`` per part, the state *before* each step.
+
+    Where no state was wanted it is NaN.
+    """
 
     q_values: np.ndarray
     core: tuple[np.ndarray, ...]
@@ -53,6 +62,8 @@ class Labeller:
         Raises:
             ValueError: an action that the network does not have.
         """
+        if not episodes:
+            return []
         num_actions = self._network.spec.num_actions
         for episode in episodes:
             if len(episode.action) and not 0 <= episode.action.min() <= episode.action.max() < num_actions:
@@ -61,18 +72,22 @@ class Labeller:
         order = sorted(range(len(episodes)), key=lambda index: -len(episodes[index].action))
         features = [self._features(episodes[index].frames, len(episodes[index].action) + 1) for index in order]
         previous = [self._previous(episodes[index]) for index in order]
-        hidden, states = self._recur(features, previous)
+        hidden, states = self._recur(features, previous, _borders(episodes))
         labels: list[Labels | None] = [None] * len(episodes)
         for lane, index in enumerate(order):
             steps = len(features[lane])
-            labels[index] = Labels(
-                q_values=self._network.heads(torch.stack([row[lane] for row in hidden[:steps]])).float().cpu().numpy(),
-                core=tuple(
-                    torch.stack([state[part][lane] for state in states[:steps]]).cpu().numpy()
-                    for part in range(len(self._network.spec.core.parts))
-                ),
-            )
+            q_values = self._network.heads(hidden[:steps, lane]).float().cpu().numpy()
+            labels[index] = Labels(q_values=q_values, core=self._states_of(lane, steps, states))
         return [label for label in labels if label is not None]
+
+    def _states_of(self, lane: int, steps: int, states: dict[int, tuple[Tensor, ...]]) -> tuple[np.ndarray, ...]:
+        core = self._network.spec.core
+        out = tuple(np.full((steps, core.size), np.nan, np.float32) for _ in core.parts)
+        for step, state in states.items():
+            if step < steps:
+                for rows, part in zip(out, state, strict=True):
+                    rows[step] = part[lane].cpu().numpy()
+        return out
 
     def _features(self, frames: np.ndarray, count: int) -> Tensor:
         """``[count, F]``: of every step's stack, a bounded number of images at a time."""
@@ -94,21 +109,32 @@ class Labeller:
         )
 
     def _recur(
-        self, features: list[Tensor], previous: list[tuple[Tensor, Tensor]]
-    ) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
-        """Per step the core's output ``[lanes, hidden]`` and the state rows ``[lanes, D]`` before it."""
+        self, features: list[Tensor], previous: list[tuple[Tensor, Tensor]], borders: list[int]
+    ) -> tuple[Tensor, dict[int, tuple[Tensor, ...]]]:
+        """The core's output ``[steps, lanes, hidden]``, and the state rows ``[lanes, D]`` before each border."""
         lengths = [len(values) for values in features]
         padded = torch.nn.utils.rnn.pad_sequence(features)
         action, reward = (torch.nn.utils.rnn.pad_sequence([pair[which] for pair in previous]) for which in range(2))
         state = zero_state(self._network.spec.core, len(lengths), self._device)
-        hidden, states, lanes = [], [], len(lengths)
-        for t in range(lengths[0] if lengths else 0):
-            while lengths[lanes - 1] <= t:
-                lanes -= 1
+        hidden = padded.new_zeros(lengths[0], len(lengths), self._network.spec.hidden_size)
+        states = {}
+        for step, following in pairwise([*borders, lengths[0]]):
+            lanes = sum(length > step for length in lengths)
             state = tuple(part[:, :lanes].contiguous() for part in state)
-            states.append(state_to_rows(state))
-            out, state = self._network.recur(
-                padded[t : t + 1, :lanes], action[t : t + 1, :lanes], reward[t : t + 1, :lanes], state
+            states[step] = state_to_rows(state)
+            # A lane that ends in here runs on over padding: nothing of that is kept.
+            rows = slice(step, following)
+            hidden[rows, :lanes], state = self._network.recur(
+                padded[rows, :lanes], action[rows, :lanes], reward[rows, :lanes], state
             )
-            hidden.append(out[0])
         return hidden, states
+
+
+def _borders(episodes: Many[RecordedSteps]) -> list[int]:
+    """Steps before which some episode's state is wanted; the first always."""
+    longest = max(len(episode.action) for episode in episodes)
+    wanted = {0}
+    for episode in episodes:
+        steps = range(len(episode.action) + 1) if episode.states_at is None else episode.states_at.tolist()
+        wanted.update(step for step in steps if step <= longest)
+    return sorted(wanted)

@@ -192,7 +192,7 @@ def window_tensors(
 
 
 def transfer_buffer(array: np.ndarray, device: torch.device) -> np.ndarray:
-    """``array``, or for a GPU one like it in page-locked memory: the copy to the device then runs beside its kernels."""
+    """``array``, or for a GPU one like it in page-locked memory, which is copied while the host goes on."""
     return torch.from_numpy(array).pin_memory().numpy() if device.type == "cuda" else array
 
 

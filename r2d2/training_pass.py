@@ -98,7 +98,8 @@ def training_pass(
         segment_errors = td_errors(q, rows.action, targets, rows.mask)
         segment_loss = sequence_losses(segment_errors, shares[first:stop]).sum()
         if config.cql_alpha:
-            segment_loss = segment_loss + config.cql_alpha * conservative_losses(q, rows.action, shares[first:stop]).sum()
+            gaps = conservative_losses(q, rows.action, shares[first:stop])
+            segment_loss = segment_loss + config.cql_alpha * gaps.sum()
         segment_loss.backward()
         loss += segment_loss.detach()
         errors.append(segment_errors.detach())

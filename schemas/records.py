@@ -4,6 +4,7 @@ Letters: B sequences, S stored rows, K frame stack, A actions, D = layers * widt
 """
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -92,9 +93,10 @@ class SequenceBatch:
     def only(self, index: int) -> "SequenceBatch":
         """The batch of one sequence alone; views, not copies."""
         one = slice(index, index + 1)
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        per_part = {name: tuple(part[one] for part in values[name]) for name in ("core", "unroll_core", "probe_core")}
-        return SequenceBatch(**({name: value[one] for name, value in values.items()} | per_part))
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in values.items():
+            values[name] = tuple(part[one] for part in value) if isinstance(value, tuple) else value[one]
+        return SequenceBatch(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+NICENESS = "RAY_worker_niceness"
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,7 @@ def ray_session():
 
         if not ray.is_initialized():
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            os.environ[NICENESS] = "0"  # Ray's is 15: on a busy machine the tests would take minutes.
             ray.init(
                 num_cpus=2,
                 object_store_memory=500_000_000,

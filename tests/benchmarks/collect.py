@@ -1,7 +1,7 @@
 """``make bench-collect``: where a collector's time goes on Pong with the paper's network, against its bare parts.
 
-Emulator and policy are measured alone, then the whole collector, in turn, several rounds; medians. Exit 1 when assembly,
-compression and publishing take more than 10 % or the collector is slower than 0.9 of 1 / (emulator + policy).
+Emulator and policy are measured alone, then the whole collector, in turn, several rounds; medians. Exit 1 when
+assembly, compression and publishing take more than 10 % or the collector is slower than 0.9 of 1 / (emulator + policy).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Datasets for the benchmarks of the replay: really played, then repeated under new identities where playing takes too long.
+"""Datasets for the benchmarks of the replay: really played, then repeated under new identities.
 
     python -m tests.benchmarks.fill_replay --env ALE/Pong-v5 --env-steps 8000 --sequences 100000 .bench/pong-100000
 
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from pipeline.codec import row_layout
+from pipeline.codec import EncodedRow, row_layout
 from pipeline.dataset import (
     ShardName,
     agree_on_terms,
@@ -54,7 +54,7 @@ def main() -> int:
 
 def play(env_id: str, env_steps: int) -> LocalStore:
     """``env_steps`` of a real game by a random policy, in the paper's windows, written by ``collect.py``."""
-    name = env_id.split("/")[-1].split("-")[0].lower()
+    name = env_id.rpartition("/")[2].partition("-")[0].lower()
     with made_once(BENCH / f"{name}-{env_steps}-steps") as folder:
         if folder is not None:
             command = ["--preset", "paper", "--envs", "16", "--seed", "1", "--tracking-uri", "none", "--env", env_id]
@@ -77,6 +77,7 @@ class Rows:
     """All rows of a dataset's first collector, as many as make whole cycles of probes."""
 
     terms: DatasetTerms
+    collector: str
     records: np.ndarray
     frames: list
     probes: list
@@ -90,7 +91,13 @@ class Rows:
         rows = [shard.row(row) for shard in shards for row in range(shard.num_rows)]
         rows = rows[: len(rows) - len(rows) % PROBE_EVERY]
         records = np.frombuffer(b"".join(row.fixed for row in rows), row_layout(terms).dtype)
-        return cls(terms, records, [row.frame for row in rows], [bytes(row.probe) for row in rows])
+        return cls(terms, collector, records, [row.frame for row in rows], [bytes(row.probe) for row in rows])
+
+    def encoded(self) -> list[EncodedRow]:
+        """The same rows as they rest."""
+        fixed = [record.tobytes() for record in self.records]
+        name = self.collector.encode()
+        return [EncodedRow(name, *columns) for columns in zip(fixed, self.frames, self.probes, strict=True)]
 
 
 def repeat(source: LocalStore, target: Path, sequences: int, per_shard: int = 64) -> LocalStore:

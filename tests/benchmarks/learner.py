@@ -4,13 +4,13 @@ The bare kernels are the forward and backward passes that an update cannot do wi
 already: target network without gradient over L + T + n rows, online network without over L, with over T, without over
 n. Both run in turn with the same threads, precision, memory order and number of images at a time. Times are medians;
 the ratio is the median of each round's own, so that other work on the machine disturbs both alike. Memory is the peak
-of a fresh process above what it held before the first tensor. Exit 1 when a bound is missed.
+of a fresh process above what it held before the first tensor. Options are timed beside it, each by itself. Exit 1 when
+a bound is missed.
 
-    python -m tests.benchmarks.learner [--batch 16] [--rounds 7] [--threads N] [--device cpu] [--options]
+    python -m tests.benchmarks.learner [--batch 16] [--rounds 5] [--threads N] [--device cuda] [--quick]
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -21,8 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from jobs.flags import default_threads
 from jobs.presets import paper
@@ -33,6 +31,7 @@ from r2d2.tensors import WindowTensors
 from r2d2.training_pass import autocast, encode_rows
 from schemas.records import ReplaySample, SequenceBatch
 from schemas.specs import ArraySpec
+from tests.benchmarks.report import Report
 from tests.benchmarks.warm_dataset import waiting_share
 
 MOST_TIME, MOST_MEMORY, MOST_WAITING = 1.15, 1.2, 0.05
@@ -49,85 +48,85 @@ OPTIONS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=16, help="sequences of 125 steps (default 16)")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds after one to warm up (default 7)")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of 125 steps (default 16; the paper: 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds after one to warm up (default 5)")
     parser.add_argument("--threads", type=int, default=default_threads(for_learner=True), help="of torch")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--options", action="store_true", help="also time each option by itself")
+    parser.add_argument("--quick", action="store_true", help="the plain learner alone, and nothing is written")
     parser.add_argument("--peak", choices=("bare", "learner"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.peak:
         print(peak_bytes(arguments.peak, arguments.batch))
         return 0
-    print(
-        f"paper network, {arguments.batch} x {GEOMETRY.stored_steps} steps, {arguments.threads} threads of "
-        f"{os.cpu_count()} cores, {arguments.device}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
-    )
-    missed = times(arguments)
+    where = "" if arguments.device == "cpu" else f" --device {arguments.device} --batch {arguments.batch}"
+    section = "The learner" if arguments.device == "cpu" else f"The learner on {torch.cuda.get_device_name()}"
+    report = Report(section, f"make bench-learner{where}")
+    times(report, arguments)
     if arguments.device == "cpu":
-        missed |= memory(arguments)
-    missed |= waiting(arguments)
-    print("missed" if missed else "all bounds met")
-    return int(missed)
+        memory(report, arguments)
+    waiting(report, arguments)
+    if not arguments.quick:
+        report.write()
+    return 1 if report.missed else 0
 
 
-def times(arguments: argparse.Namespace) -> bool:
-    """One row per variant; whether the plain learner misses its bound."""
-    variants = {"learner": {}, **(OPTIONS if arguments.options else {})}
-    sample = ReplaySample(
-        ids=np.arange(arguments.batch),
-        probabilities=np.full(arguments.batch, 1e-3),
-        replay_sequences=1000,
-        batch=make_batch(arguments.batch),
-    )
-    learners = {name: make_learner(LearnerConfig(**options), arguments.device) for name, options in variants.items()}
-    plain = learners["learner"]
+def times(report: Report, arguments: argparse.Namespace) -> None:
+    """One row per variant; the bound is the plain learner's."""
+    sample = make_sample(arguments.batch)
+    plain = make_learner(LearnerConfig(), arguments.device)
     window = plain.load(sample.batch)
-    steps: dict[str, Callable[[], object]] = {"bare kernels": lambda: bare_step(plain, window)}
-    for name, learner in learners.items():
+    steps: dict[str, Callable[[], object]] = {
+        "bare kernels": lambda: bare_step(plain, window),
+        "learner": lambda: plain.step(sample),
+    }
+    for name, options in ({} if arguments.quick else OPTIONS).items():
+        learner = make_learner(LearnerConfig(**options), arguments.device)
         steps[name] = lambda learner=learner: learner.step(sample)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(1 + arguments.rounds):
         for name, step in steps.items():
             seconds[name].append(timed(step, arguments.device))
-    bare = seconds.pop("bare kernels")[1:]
-    table = Table("", "ms per update", "updates/s", "of the bare kernels")
-    table.add_row("bare kernels", f"{1e3 * statistics.median(bare):,.0f}", f"{1 / statistics.median(bare):.2f}", "")
-    ratios = {}
+    bare, rows, ratios = seconds["bare kernels"][1:], [], {}
     for name, own in seconds.items():
-        ratios[name] = statistics.median(mine / its for mine, its in zip(own[1:], bare, strict=True))
         median = statistics.median(own[1:])
-        table.add_row(name, f"{1e3 * median:,.0f}", f"{1 / median:.2f}", f"{ratios[name]:.3f}")
-    Console(highlight=False).print(table)
-    print(f"time: {ratios['learner']:.3f} of the bare kernels (at most {MOST_TIME})")
-    return ratios["learner"] > MOST_TIME
+        ratios[name] = statistics.median(mine / its for mine, its in zip(own[1:], bare, strict=True))
+        rows.append([name, f"{1e3 * median:,.0f}", f"{1 / median:.2f}", f"{ratios[name]:.3f}"])
+    report.at_most("update against the bare kernels", ratios["learner"], MOST_TIME, "x")
+    title = (
+        f"The paper's network, {arguments.batch} x {GEOMETRY.stored_steps} steps, {arguments.threads} torch thread(s); "
+        f"medians of {arguments.rounds}, interleaved"
+    )
+    report.table(title, ["", "ms per update", "updates/s", "of the bare kernels"], rows)
 
 
-def memory(arguments: argparse.Namespace) -> bool:
+def memory(report: Report, arguments: argparse.Namespace) -> None:
     """Peaks of both, each in a process of its own."""
     peaks = {}
     for which in ("bare", "learner"):
         command = [sys.executable, "-m", "tests.benchmarks.learner", "--peak", which, "--batch", str(arguments.batch)]
-        said = subprocess.run(
-            [*command, "--threads", str(arguments.threads)], capture_output=True, text=True, check=True
-        )
-        peaks[which] = int(said.stdout)
-    ratio = peaks["learner"] / peaks["bare"]
-    print(
-        f"peak memory: bare {peaks['bare'] / 1e6:,.0f} MB, learner {peaks['learner'] / 1e6:,.0f} MB: "
-        f"{ratio:.3f} (at most {MOST_MEMORY})"
-    )
-    return ratio > MOST_MEMORY
+        threads = ["--threads", str(arguments.threads)]
+        peaks[which] = int(subprocess.run([*command, *threads], capture_output=True, text=True, check=True).stdout)
+    report.at_most("peak memory against the bare kernels'", peaks["learner"] / peaks["bare"], MOST_MEMORY, "x")
+    rows = [[name, f"{peak / 1e6:,.0f}"] for name, peak in peaks.items()]
+    report.table("Peak of resident memory over two updates", ["", "MB"], rows)
 
 
-def waiting(arguments: argparse.Namespace) -> bool:
+def waiting(report: Report, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        share, updates = waiting_share(
+        share = waiting_share(
             Path(folder), batch_size=arguments.batch, threads=arguments.threads, device=arguments.device
         )
-    print(f"waiting for data: {share:.2%} of {updates} updates' time on a warm dataset (at most {MOST_WAITING:.0%})")
-    return share > MOST_WAITING
+    report.at_most("waiting for data on a warm dataset", 100 * share, 100 * MOST_WAITING, " % of the time")
+
+
+def make_sample(sequences: int) -> ReplaySample:
+    return ReplaySample(
+        ids=np.arange(sequences),
+        probabilities=np.full(sequences, 1e-3),
+        replay_sequences=1000,
+        batch=make_batch(sequences),
+    )
 
 
 def make_learner(config: LearnerConfig, device: str = "cpu") -> Learner:
@@ -203,13 +202,10 @@ def timed(step: Callable[[], object], device: str) -> float:
 
 def peak_bytes(which: str, sequences: int) -> int:
     """Largest resident memory over two steps, above what the process held before (Linux)."""
-    batch = make_batch(sequences)
-    before = status("VmRSS") - batch.observation.nbytes
+    sample = make_sample(sequences)
+    before = status("VmRSS") - sample.batch.observation.nbytes
     learner = make_learner(LearnerConfig())
-    sample = ReplaySample(
-        ids=np.arange(sequences), probabilities=np.full(sequences, 1e-3), replay_sequences=1000, batch=batch
-    )
-    window = learner.load(batch)
+    window = learner.load(sample.batch)
     for _ in range(2):
         if which == "bare":
             bare_step(learner, window)

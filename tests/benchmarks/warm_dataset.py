@@ -49,7 +49,7 @@ def collect(folder: Path, calls: int) -> DatasetTerms:
 
 def waiting_share(
     folder: Path, *, batch_size: int, threads: int, device: str, updates: int = 6, calls: int = 500
-) -> tuple[float, int]:
+) -> float:
     """Share of the learner's time spent waiting for a batch, over ``updates`` updates after two to warm up."""
     terms, preset = collect(folder, calls), paper()
     spec = preset.network.spec(terms.env, terms.geometry.frame_stack)
@@ -69,4 +69,4 @@ def waiting_share(
             replay.update_priorities(sample.ids, output.priorities)
         share = (prefetcher.waiting_seconds - waited) / (time.perf_counter() - started)
     replay.close()
-    return share, updates
+    return share

@@ -94,7 +94,8 @@ def free_port() -> int:
 
 def mlflow_server(folder: Path, port: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-               "--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", str(folder / "art")]  # fmt: skip
+               "--backend-store-uri", f"sqlite:///{folder}/server.db",
+               "--artifacts-destination", str(folder / "art")]  # fmt: skip
     with open(folder / "server.log", "a") as log:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 

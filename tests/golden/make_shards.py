@@ -1,6 +1,6 @@
 """Writes the golden shards of the current schema version. Run once per version; a released version's are never remade.
 
-    python tests/golden/make_shards.py
+python -m tests.golden.make_shards
 """
 
 import json

@@ -17,10 +17,11 @@ from r2d2.serialize import params_to_bytes
 from schemas.geometry import ENDS_NAMES, TERMINATED, SequenceGeometry
 from schemas.specs import CoreSpec
 from tests.golden_replay import LINEAGE, collect_golden
+from tests.mlflow_session import mlflow_runs, mlflow_template
 from tests.pipeline.sequence_factory import make_dataset, make_sequences, tiny_terms, write_shards
 from tests.ray_session import ray_session
 
-__all__ = ["ray_session"]
+__all__ = ["mlflow_runs", "mlflow_template", "ray_session"]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,9 @@ def test_what_followed_each_step_of_terminated_episodes(stored):
         np.testing.assert_allclose(values, slow, rtol=1e-9)
 
 
-def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs_them(tmp_path, monkeypatch, capsys):
+def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs_them(
+    tmp_path, monkeypatch, capsys, mlflow_runs
+):
     monkeypatch.chdir(tmp_path)
     golden = collect_golden(
         tmp_path / "d",
@@ -156,7 +159,7 @@ def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs
     page = (out / "report.html").read_text()
     assert page.count("data:image/png;base64,") == len(list(out.glob("*.png"))) >= 10
     assert "http://" not in page
-    assert "src=\"data:" in page
+    assert 'src="data:' in page
     for name in ("episodes", "actions", "calibration", "dq_by_age"):
         assert pq.read_table(out / f"{name}.parquet").num_rows > 0
     dq = pq.read_table(out / "dq_by_age.parquet").to_pandas().set_index("strategy")
@@ -165,10 +168,7 @@ def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs
     assert dq.loc["stored", "dq_first"] < 1e-4
     assert dq.loc["zero", "dq_first"] > 10 * dq.loc["stored", "dq_first"]
 
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])
+    client, (run,) = mlflow_runs()
     assert run.data.tags["digest"] == dataset_digest(LocalStore(tmp_path / "d"))
     assert run.data.metrics["analyze/env_steps"] == sum(map(len, golden.acted.q.values()))
     logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}

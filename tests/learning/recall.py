@@ -9,7 +9,7 @@ Neither network is given its previous action: one without memory could act out t
 step to step, which is memory through the back door. The core is thus all that differs, and the only place for the cue.
 (The previous reward tells at most how an earlier trial went; cues are drawn afresh.)
 
-    python -m tests.learning.recall [--seeds 3] [--control-seeds 1]
+    python -m tests.learning.recall [--seeds 3] [--only "no recurrence"]
 """
 
 import sys
@@ -49,7 +49,7 @@ def without_memory(preset: Preset) -> Preset:
     return replace(preset, network=replace(preset.network, core=CoreOptions(core="none")))
 
 
-SCHEDULE = Schedule(max_updates=800, evaluate_updates=100, good_enough=None, validation_episodes=50, test_episodes=200)
+SCHEDULE = Schedule(max_updates=600, evaluate_updates=100, good_enough=None, validation_episodes=50, test_episodes=200)
 BOUNDS = {
     "recurrent": Bound(least=0.95, most_seconds=180),
     "no recurrence": Bound(most=0.60, most_seconds=180),
@@ -58,7 +58,7 @@ BOUNDS = {
 
 def main() -> int:
     presets = {"recurrent": recall(), "no recurrence": without_memory(recall())}
-    return run_seeds(__doc__, presets, SCHEDULE, BOUNDS, unit="share of right answers", scale=1 / TRIALS)
+    return run_seeds("recall", __doc__, presets, SCHEDULE, BOUNDS, unit="share of right answers", scale=1 / TRIALS)
 
 
 if __name__ == "__main__":

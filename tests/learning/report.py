@@ -1,39 +1,36 @@
 """Seeds of a learning task one after the other, and the table that says whether they met their bounds."""
 
 import argparse
-import math
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from jobs.presets import Preset
+from tests.benchmarks.report import Report
 from tests.learning.alternate import Alternation, Outcome, Schedule, one_thread
+
+HEADER = ["network", "seed", "result", "seconds", "CPU seconds", "load", "env steps", "updates", "samples per insert"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a run must reach, or must not; ``most_seconds`` of wall-clock per run."""
+    """What every seed must reach (``least``) or must not exceed (``most``), within ``most_seconds`` of wall-clock."""
 
-    least: float = -math.inf
-    most: float = math.inf
+    least: float | None = None
+    most: float | None = None
     most_seconds: float
 
-    def misses(self, result: float, seconds: float) -> list[str]:
-        found = []
-        if result < self.least:
-            found.append(f"below {self.least:g}")
-        if result > self.most:
-            found.append(f"above {self.most:g}")
-        if seconds > self.most_seconds:
-            found.append(f"longer than {self.most_seconds:g} s")
-        return found
+    def hold(self, report: Report, what: str, result: float, seconds: float) -> None:
+        if self.least is not None:
+            report.at_least(what, result, self.least)
+        if self.most is not None:
+            report.at_most(what, result, self.most)
+        report.at_most(f"{what}, wall-clock", seconds, self.most_seconds, " s")
 
 
 def run_seeds(
+    task: str,
     description: str,
     presets: dict[str, Preset],
     schedule: Schedule,
@@ -42,49 +39,44 @@ def run_seeds(
     unit: str,
     scale: float = 1.0,
 ) -> int:
-    """Every preset with seeds 0, 1, ...; prints a row for each run. Exit status: 1 when a bound was missed.
+    """Every preset with seeds 0, 1, ...; a row for each run, kept in docs/performance.md. Exit status: 1 on a miss.
 
     ``scale`` turns a mean return into the result, which is in ``unit``.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each network (default 3)")
-    parser.add_argument("--only", choices=list(presets), help="one of the networks alone")
-    parser.add_argument("--quiet", action="store_true", help="only the table")
+    parser.add_argument("--only", choices=list(presets), help="one of the networks alone; nothing is written")
     arguments = parser.parse_args()
     one_thread()
-    table = Table("network", "seed", unit, "bound", "seconds", "CPU seconds", "load", "env steps", "updates", "verdict")
-    missed = False
+    report = Report(f"Learning: {task}", f"make learn-{task}")
+    rows = []
     for name, preset in presets.items():
-        if arguments.only not in (None, name):
-            continue
-        for seed in range(arguments.seeds):
-            outcome = run(preset, seed, schedule, quiet=arguments.quiet, title=f"{name}, seed {seed}")
-            misses = bounds[name].misses(scale * outcome.mean_return, outcome.seconds)
-            missed |= bool(misses)
-            table.add_row(*row(name, seed, outcome, bounds[name], scale), ", ".join(misses) or "met")
-    Console(width=140, highlight=False).print(table)
-    print("missed" if missed else "all bounds met")
-    return int(missed)
+        for seed in range(arguments.seeds if arguments.only in (None, name) else 0):
+            print(f"{name}, seed {seed}:", flush=True)
+            outcome = run(preset, seed, schedule)
+            rows.append(row(name, seed, outcome, scale))
+            bounds[name].hold(report, f"{name}, seed {seed}", scale * outcome.mean_return, outcome.seconds)
+    report.table(f"{task}: {unit}, one process with one torch thread", HEADER, rows)
+    if arguments.only is None:
+        report.write()
+    return 1 if report.missed else 0
 
 
-def run(preset: Preset, seed: int, schedule: Schedule, *, quiet: bool, title: str) -> Outcome:
+def run(preset: Preset, seed: int, schedule: Schedule) -> Outcome:
     """One run in a dataset of its own, which is gone afterwards."""
-    print(f"{title}:", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        alternation = Alternation(preset, seed, Path(folder))
-        return alternation.learn(schedule, (lambda line: None) if quiet else (lambda line: print(line, flush=True)))
+        return Alternation(preset, seed, Path(folder)).learn(schedule, lambda line: print(line, flush=True))
 
 
-def row(name: str, seed: int, outcome: Outcome, bound: Bound, scale: float) -> list[str]:
-    wanted = f">= {bound.least:g}" if math.isfinite(bound.least) else f"<= {bound.most:g}"
+def row(name: str, seed: int, outcome: Outcome, scale: float) -> list[str]:
     return [
         name,
         str(seed),
         f"{scale * outcome.mean_return:.3f}",
-        wanted,
         f"{outcome.seconds:.0f}",
         f"{outcome.cpu_seconds:.0f}",
         f"{os.getloadavg()[0]:.1f}",
         f"{outcome.env_steps:,}",
         f"{outcome.updates:,}",
+        f"{outcome.samples_per_insert:.2f}",
     ]

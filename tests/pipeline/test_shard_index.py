@@ -75,7 +75,7 @@ def test_shards_are_admitted_once_in_the_order_of_their_numbers(quarry, store):
 def publish_from_number(quarry, store, number):
     """The first six shards of "a" under numbers from ``number`` on, as if those before had been deleted."""
     for name in quarry.shards["a"][:6]:
-        path = store.map_path(replace(name, number=number + name.number).path)
+        path = store.map_path(name._replace(number=number + name.number).path)
         path.parent.mkdir(parents=True, exist_ok=True)
         os.link(quarry.store.map_path(name.path), path)
 

@@ -116,8 +116,8 @@ class BatchDecoder:
 
         helpers = [self._pool.submit(decode_fetched) for _ in range(self._threads - 1)] if self._pool else []
         try:
-            # Rows are fetched fastest one after the other, while what that takes is still in the processor's caches. But
-            # it needs the interpreter's lock, and so does each other thread for a moment between two of its rows.
+            # Rows are fetched fastest one after the other, while what that takes is in the processor's caches. But it
+            # holds the interpreter's lock, which each other thread needs for a moment between two of its rows.
             at_once = FETCHED_AT_ONCE if helpers else max(1, len(draws))
             for start in range(0, len(draws), at_once):
                 fetch(draws[start : start + at_once])

@@ -43,33 +43,30 @@ class EpisodeCutter:
     def _sequences(
         self, episode: Episode, q_values: np.ndarray, core: tuple[np.ndarray, ...], version: int, lineage: bytes
     ) -> Iterator[Sequence]:
-        steps, transition = episode.facts.steps, np.ones(1, bool)
-        skipped = len(episode.frames) - (steps + 1) - (self._depth - 1)  # Older history than this window wants.
-        terminated, truncated, life_lost, greedy = (
-            flags.astype(bool) for flags in (episode.terminated, episode.truncated, episode.life_lost, episode.greedy)
+        steps = episode.facts.steps
+        # Older history than this window wants is passed over.
+        frames = episode.frames[len(episode.frames) - steps - self._depth :]
+        stacks = np.moveaxis(np.lib.stride_tricks.sliding_window_view(frames[:-1], self._depth, 0), -1, 1)
+        act = ActOutput(
+            action=episode.action,
+            greedy=episode.greedy.astype(bool),
+            q_values=q_values[:-1],
+            core=tuple(part[:-1] for part in core),
+            version=version,
+            lineage=lineage,
         )
-        for t in range(steps):
-            now = slice(t, t + 1)
-            act = ActOutput(
-                action=episode.action[now],
-                greedy=greedy[now],
-                q_values=q_values[now],
-                core=tuple(part[now] for part in core),
-                version=version,
-                lineage=lineage,
-            )
-            step = VectorStep(
-                stack=episode.frames[None, skipped + t : skipped + t + self._depth],
-                first=transition if t == 0 else ~transition,
-                act=act,
-                epsilons=episode.epsilon[now],
-                reward=episode.reward[now],
-                terminated=terminated[now],
-                truncated=truncated[now],
-                life_lost=life_lost[now],
-                is_transition=transition,
-            )
-            yield from self._builder.record(step)
+        whole = VectorStep(
+            stack=stacks,
+            first=np.arange(steps) == 0,
+            act=act,
+            epsilons=episode.epsilon,
+            reward=episode.reward,
+            terminated=episode.terminated.astype(bool),
+            truncated=episode.truncated.astype(bool),
+            life_lost=episode.life_lost.astype(bool),
+            is_transition=np.ones(steps, bool),
+        )
+        yield from self._builder.record_episode(whole)
         # Closes ended episodes too: all that is left of them is their final observation.
         yield from self._builder.cut(episode.frames[-1:], q_values[-1:])
 

@@ -4,6 +4,8 @@ Every step of every episode is in the unroll of at least one sequence: heads are
 are emitted too, and ``cut`` closes the open ones when a collector stops in mid-episode.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pipeline.rollout import VectorStep
@@ -61,7 +63,7 @@ class SequenceBuilder:
         lanes = first_lane + rows
         for row in rows[step.first[rows]]:
             self._begin(first_lane + row, step.stack[row, :-1])
-        self._write(step, rows, lanes)
+        self._write(step, rows, (lanes, self._steps[lanes] % self._ring))
         self._steps[lanes] += 1
         self._game_return[lanes] += step.reward[rows]
         self._ends[lanes] = self._how_it_ended(step)[rows]
@@ -69,6 +71,24 @@ class SequenceBuilder:
         for lane in lanes[self._steps[lanes] >= past_last_row[lanes]]:
             emitted.append(self._cut_window(lane))
         return emitted
+
+    def record_episode(self, episode: VectorStep, lane: int = 0) -> Iterator[Sequence]:
+        """An episode that was recorded before, up to its last step; yields the sequences as they are complete.
+
+        The rows of ``episode`` are its consecutive steps, not lanes at one moment; ``cut`` gives what is left. Like one
+        ``record`` for each step, but written in runs from one complete window to the next.
+        """
+        self._begin(lane, episode.stack[0, :-1])
+        ends = self._how_it_ended(episode)
+        while (first := int(self._steps[lane])) < len(episode.reward):
+            past_last_row = self._next[lane] * self._geometry.stride + self._geometry.unroll + self._geometry.bootstrap
+            rows = np.arange(first, min(len(episode.reward), past_last_row))
+            self._write(episode, rows, (np.full(len(rows), lane), rows % self._ring))
+            self._steps[lane] += len(rows)
+            self._game_return[lane] += episode.reward[rows].sum(dtype=np.float64)
+            self._ends[lane] = ends[rows[-1]]
+            if self._steps[lane] == past_last_row:
+                yield self._cut_window(lane)
 
     def cut(self, observation: np.ndarray, q_values: np.ndarray, first_lane: int = 0) -> list[Sequence]:
         """Close the open episodes of lanes at a stop; returns their sequences, which bootstrap from ``observation``.
@@ -97,8 +117,7 @@ class SequenceBuilder:
         self._episode[lane] = self._episodes_begun
         self._episodes_begun += 1
 
-    def _write(self, step: VectorStep, rows: np.ndarray, lanes: np.ndarray) -> None:
-        at = lanes, self._steps[lanes] % self._ring
+    def _write(self, step: VectorStep, rows: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> None:
         self._frames[at] = step.stack[rows, -1]
         self._q_values[at] = step.act.q_values[rows]
         for state, now in zip(self._states, step.act.core, strict=True):

@@ -91,13 +91,14 @@ def times(report: Report, arguments: argparse.Namespace) -> None:
     for name, own in seconds.items():
         median = statistics.median(own[1:])
         ratios[name] = statistics.median(mine / its for mine, its in zip(own[1:], bare, strict=True))
-        rows.append([name, f"{1e3 * median:,.0f}", f"{1 / median:.2f}", f"{ratios[name]:.3f}"])
+        in_kernels = "" if arguments.device == "cpu" else f"{kernel_share(steps[name], arguments.device):.0%}"
+        rows.append([name, f"{1e3 * median:,.0f}", f"{1 / median:.2f}", f"{ratios[name]:.3f}", in_kernels])
     report.at_most("update against the bare kernels", ratios["learner"], MOST_TIME, "x")
     title = (
         f"The paper's network, {arguments.batch} x {GEOMETRY.stored_steps} steps, {arguments.threads} torch thread(s); "
         f"medians of {arguments.rounds}, interleaved"
     )
-    report.table(title, ["", "ms per update", "updates/s", "of the bare kernels"], rows)
+    report.table(title, ["", "ms per update", "updates/s", "of the bare kernels", "of it in GPU kernels"], rows)
 
 
 def memory(report: Report, arguments: argparse.Namespace) -> None:
@@ -198,6 +199,13 @@ def timed(step: Callable[[], object], device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter() - started
+
+
+def kernel_share(step: Callable[[], object], device: str) -> float:
+    """Share of a step's wall-clock during which the GPU works on it (0 to 1; above 1 where kernels overlap)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        seconds = timed(step, device)
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / seconds
 
 
 def peak_bytes(which: str, sequences: int) -> int:

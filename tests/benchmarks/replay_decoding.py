@@ -48,7 +48,10 @@ class BareDecoder:
 
 
 def decoding_milliseconds(store: LocalStore, threads: int, rounds: int) -> dict[str, float]:
-    """Medians of interleaved rounds, ``ratio`` that of the rounds' zstd / replay. Every round has rows of its own, all three write into the same buffer."""
+    """Medians of interleaved rounds; ``ratio`` is the median of zstd / replay within a round.
+
+    Every round has rows of its own; all three write into the same buffer.
+    """
     replay, bare = open_replay(store, threads=threads), BareDecoder(threads)
     buffer = replay.observation_buffer(BATCH)
     buffer[:] = 0

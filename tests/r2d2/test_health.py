@@ -129,7 +129,7 @@ def test_experience_of_one_old_version_only(learner, report):
     one = changed_batch(version_last=lambda batch: np.full(len(batch), 2))
     assert report(learner, change=one) == {"one_version"}
     assert report(learner) == set()
-    learner.updates = 0
+    learner.updates = STALE_UPDATES + 1  # Not old enough yet.
     assert report(learner, change=one) == set()
 
 

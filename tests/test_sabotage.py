@@ -27,9 +27,9 @@ LSTM = CoreSpec(kind="lstm", layers=1, width=16)
 class StateOneStepLate(SequenceBuilder):
     """Stores the state after the observation was consumed instead of before."""
 
-    def _write(self, step, rows, lanes):
-        super()._write(step, rows, lanes)
-        late = self._steps[lanes] % self._ring
+    def _write(self, step, rows, at):
+        super()._write(step, rows, at)
+        lanes, late = at
         for ring in self._states:
             ring[lanes, (late - 1) % self._ring] = ring[lanes, late]
 

@@ -156,3 +156,24 @@ def test_an_unknown_return_meets_no_condition(tmp_path):
 
     unknown = replace(FACTS, episode_return=float("nan"), ends=LIFE_LOST)
     assert not any(Condition.parse(f"return{sign}0").holds(unknown, 0.0) for sign in (">", "<=", "="))
+
+
+def test_every_sequence_finds_its_own_epsilon_again(tmp_path):
+    """A lane's epsilon may change in mid-episode; a sequence records that of its last row."""
+    from dataclasses import replace
+
+    terms, steps = tiny_terms(), 23
+    geometry, rng = terms.geometry, np.random.default_rng(0)
+    acted = make_episode(terms, rng, number=0, lane=0, steps=steps, ends=TERMINATED)
+    last_rows = [
+        min(steps, k * geometry.stride + geometry.unroll + geometry.bootstrap) - 1
+        for k in range(geometry.last_sequence(steps) + 1)
+    ]
+    sequences = [
+        replace(cut_sequence(terms, acted, k, collector="c0", sequence=k, env_steps=0), epsilon=row / 100)
+        for k, row in enumerate(last_rows)
+    ]
+    store = open_store(str(tmp_path), create=True)
+    write_shards(store, terms, sequences)
+    (episode,), _ = read(store, terms)
+    np.testing.assert_allclose(episode.epsilon[last_rows], np.array(last_rows) / 100, rtol=1e-6)

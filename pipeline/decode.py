@@ -1,11 +1,9 @@
 """Drawn rows to one batch: checksums verified, pixels decoded by a few threads straight into one buffer."""
 
-import threading
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -14,8 +12,6 @@ from pipeline.collate import unpack_rows
 from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
-FETCHED_AT_ONCE = 16
-
 
 class RowHolder(Protocol):
     """A shard, or whatever else gives whole rows by number."""
@@ -23,15 +19,20 @@ class RowHolder(Protocol):
     def row(self, row: int) -> EncodedRow: ...
 
 
-class _AtHand(NamedTuple):
-    rows: Many[EncodedRow]
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """A batch before its pixels are decoded; all of it is copied but the ``frames``, which are views of shards.
 
-    def row(self, row: int) -> EncodedRow:
-        return self.rows[row]
+    ``columns`` has no observations yet. ``intact``: bool ``[B]``, which rows are what their checksums say.
+    """
+
+    columns: SequenceBatch
+    frames: list[memoryview | bytes]
+    intact: np.ndarray
 
 
 class BatchDecoder:
-    """Decodes batches of rows that were written under ``terms``, one at a time; ``close`` ends its threads.
+    """Decodes batches of rows that were written under ``terms``, for any number of callers; ``close`` ends its threads.
 
     Args:
         terms: what the rows were written under.
@@ -44,8 +45,6 @@ class BatchDecoder:
             raise ValueError(f"threads is {threads}; allowed: 1 or more")
         self._layout, self._threads = row_layout(terms), threads
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="decode") if threads > 1 else None
-        self._records = np.zeros(0, self._layout.dtype)
-        self._lock = threading.Lock()
 
     def __enter__(self) -> "BatchDecoder":
         return self
@@ -65,89 +64,71 @@ class BatchDecoder:
     def decode(
         self, draws: Many[tuple[RowHolder, int]], observation_out: np.ndarray | None = None
     ) -> tuple[SequenceBatch, np.ndarray]:
-        """The batch of these (shard, row) pairs and ``ok``, bool ``[B]``.
+        """The batch of these (shard, row) pairs and ``ok``, bool ``[B]``: ``gather`` and ``decode_pixels`` in one.
 
         A row whose checksum or zstd frame is wrong never raises: it is False in ``ok``, its values are not to be used,
         and the other rows are whole. Everything in the batch is a copy: shards may be closed afterwards.
+        """
+        return self.decode_pixels(self.gather(draws), observation_out)
+
+    def decode_rows(
+        self, rows: Many[EncodedRow], observation_out: np.ndarray | None = None
+    ) -> tuple[SequenceBatch, np.ndarray]:
+        """The same for rows that are at hand as they rest in a shard."""
+        return self.decode_pixels(self._gather(rows), observation_out)
+
+    def gather(self, draws: Many[tuple[RowHolder, int]]) -> Gathered:
+        """Everything but pixels, verified.
+
+        Raises:
+            ValueError: a shard of other terms.
+        """
+        return self._gather([holder.row(row) for holder, row in draws])
+
+    def _gather(self, rows: Many[EncodedRow]) -> Gathered:
+        layout = self._layout
+        for row in rows:
+            if len(row.fixed) != layout.dtype.itemsize:
+                allowed = f"allowed under these terms: {layout.dtype.itemsize}"
+                raise ValueError(f"row holds {len(row.fixed)} fixed bytes; {allowed}")
+        records = np.frombuffer(b"".join([row.fixed for row in rows]), layout.dtype)
+        collectors, probes = [row.collector for row in rows], [row.probe for row in rows]
+        # Checksums last: they leave the frames in the processor's caches, from where they are decoded next.
+        columns = unpack_rows(records, collectors, probes, np.empty(0, layout.frames_dtype), layout)
+        intact = np.array([row_is_intact(row, layout) for row in rows], bool)
+        return Gathered(columns, [row.frame for row in rows], intact)
+
+    def decode_pixels(
+        self, gathered: Gathered, observation_out: np.ndarray | None = None
+    ) -> tuple[SequenceBatch, np.ndarray]:
+        """The whole batch, and ``ok`` as ``decode`` gives it. Rows that are not intact are not decoded.
 
         Args:
             observation_out: becomes the batch's ``observation`` (pinned memory, say), C-contiguous. Reuse one where
                 speed matters: fresh memory costs more in page faults than the decoding itself.
 
         Raises:
-            ValueError: a shard of other terms, or a buffer of another shape or kind.
+            ValueError: a buffer of another shape or kind.
         """
-        observation = self.observation_buffer(len(draws)) if observation_out is None else observation_out
-        self._refuse_other_buffer(observation, len(draws))
-        with self._lock:
-            return self._decode(draws, observation)
+        frames, ok = gathered.frames, gathered.intact.copy()
+        observation = self.observation_buffer(len(frames)) if observation_out is None else observation_out
+        self._refuse_other_buffer(observation, len(frames))
+        remaining = iter(np.flatnonzero(ok).tolist())
 
-    def decode_rows(
-        self, rows: Many[EncodedRow], observation_out: np.ndarray | None = None
-    ) -> tuple[SequenceBatch, np.ndarray]:
-        """The same for rows that are at hand as they rest in a shard."""
-        at_hand = _AtHand(rows)
-        return self.decode([(at_hand, row) for row in range(len(rows))], observation_out)
+        def decode_remaining() -> None:
+            for index in remaining:  # Shared by the threads: each takes the next row, so a slow one holds up nobody.
+                try:
+                    decode_into(frames[index], observation[index])
+                except ValueError:
+                    ok[index] = False
 
-    def _decode(self, draws: Many[tuple[RowHolder, int]], observation: np.ndarray) -> tuple[SequenceBatch, np.ndarray]:
-        layout, records = self._layout, self._records_for(len(draws))
-        packed: Any = records.data.cast("B")
-        row_bytes = records.itemsize
-        rows: list[EncodedRow] = []
-        fetched: SimpleQueue[Any] = SimpleQueue()
-        ok = np.zeros(len(draws), bool)
-
-        def fetch(draws: Many[tuple[RowHolder, int]]) -> None:
-            for holder, number in draws:
-                row, index = holder.row(number), len(rows)
-                if len(row.fixed) != row_bytes:
-                    raise ValueError(f"row holds {len(row.fixed)} fixed bytes; allowed under these terms: {row_bytes}")
-                packed[index * row_bytes : (index + 1) * row_bytes] = row.fixed
-                rows.append(row)
-                if row_is_intact(row, layout):
-                    fetched.put(index)
-
-        def decode(index: int) -> None:
-            ok[index] = _decodes(rows[index].frame, observation[index])
-
-        def decode_fetched() -> None:
-            while (index := fetched.get()) is not None:
-                decode(index)
-
-        helpers = [self._pool.submit(decode_fetched) for _ in range(self._threads - 1)] if self._pool else []
-        try:
-            # Rows are fetched fastest one after the other, while what that takes is in the processor's caches. But it
-            # holds the interpreter's lock, which each other thread needs for a moment between two of its rows.
-            at_once = FETCHED_AT_ONCE if helpers else max(1, len(draws))
-            for start in range(0, len(draws), at_once):
-                fetch(draws[start : start + at_once])
-                with suppress(Empty):
-                    decode(fetched.get_nowait())
-            collectors, probes = [row.collector for row in rows], [row.probe for row in rows]
-            batch = unpack_rows(records, collectors, probes, observation, layout)
-        finally:
-            for _ in range(self._threads):
-                fetched.put(None)
-        decode_fetched()
+        helpers = [self._pool.submit(decode_remaining) for _ in range(self._threads - 1)] if self._pool else []
+        decode_remaining()
         for helper in helpers:
             helper.result()
-        return batch, ok
-
-    def _records_for(self, batch_size: int) -> np.ndarray:
-        """Memory for a batch's fixed columns that is kept: fresh memory would cost its page faults."""
-        if len(self._records) != batch_size:
-            self._records = np.zeros(batch_size, self._layout.dtype)
-        return self._records
+        return replace(gathered.columns, observation=observation), ok
 
     def _refuse_other_buffer(self, buffer: np.ndarray, batch_size: int) -> None:
         shape, dtype = (batch_size, *self._layout.frames_shape), self._layout.frames_dtype
         if buffer.shape != shape or buffer.dtype != dtype or not buffer.flags.c_contiguous:
             raise ValueError(f"observation_out is {buffer.dtype} {list(buffer.shape)}; allowed: {dtype} {list(shape)}")
-
-
-def _decodes(frame: memoryview | bytes, out: np.ndarray) -> bool:
-    try:
-        decode_into(frame, out)
-    except ValueError:
-        return False
-    return True

@@ -1,11 +1,17 @@
-"""Draw, decode, draw again what was corrupt: the same for a replay in process, a mixed one and one elsewhere."""
+"""From a draw to a batch: the same for a replay in process, a mixed one and one elsewhere.
 
+draw ─▶ gather and verify ─▶ decode pixels          a batch that is staged lacks nothing but its pixels
+     ◀─ replace what is corrupt ─┴──────┘
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.decode import BatchDecoder, RowHolder
+from pipeline.decode import BatchDecoder, Gathered, RowHolder
 from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
 from schemas.records import ReplaySample
@@ -22,18 +28,98 @@ class DrawnBatch(Protocol):
     def rows(self) -> list[tuple[RowHolder, int]]: ...
 
 
-class DrawSource(Protocol):
-    """Gives batches as drawn and takes them back."""
+Drawn = TypeVar("Drawn", bound=DrawnBatch)
+
+
+@dataclass(eq=False)
+class Staged(Generic[Drawn]):
+    """A drawn batch, verified, all in memory but its pixels, which are still compressed where they rest."""
+
+    drawn: Drawn
+    gathered: Gathered
+
+
+class DecodingReplay(ABC, Generic[Drawn]):
+    """Batches out of draws. Any number of threads may stage and finish.
+
+    Rows that turn out to be corrupt are replaced by other draws.
+    """
+
+    _decoder: BatchDecoder
+
+    @abstractmethod
+    def draw(self, batch_size: int) -> Drawn | None:
+        """A batch as drawn, outstanding until ``consumed``; None when it has to wait. Never waits itself."""
+
+    @abstractmethod
+    def replace(self, drawn: Drawn, ok: np.ndarray) -> Drawn | None:
+        """``drawn`` with other draws where ``ok`` (bool ``[B]``) is False; None when nothing is left to draw."""
+
+    @abstractmethod
+    def consumed(self, drawn: Drawn | None = None) -> None:
+        """``drawn``, or else the oldest outstanding batch, has reached its learner."""
+
+    def observation_buffer(self, batch_size: int) -> np.ndarray:
+        """A new array of the kind that ``sample`` and ``finish`` fill."""
+        return self._decoder.observation_buffer(batch_size)
+
+    def sample(
+        self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
+    ) -> ReplaySample | None:
+        """Draw and decode a batch; None when it has to wait (``waits_for`` says for what). Never waits itself.
+
+        Args:
+            observation_out: becomes the batch's ``observation``; see ``BatchDecoder.decode_pixels``.
+            ahead: the batch is not consumed yet: ``state`` leaves it out until ``consumed`` is called.
+
+        Raises:
+            ValueError: ``batch_size`` is larger than the limiter was told.
+            OSError: shards cannot be opened for want of maps or descriptors.
+        """
+        staged = self.stage(batch_size)
+        sample = None if staged is None else self.finish(staged, observation_out)
+        if staged is not None and sample is not None and not ahead:
+            self.consumed(staged.drawn)
+        return sample
+
+    def stage(self, batch_size: int) -> Staged[Drawn] | None:
+        """Draw a batch and verify it; outstanding until it is consumed. None and raises like ``sample``."""
+        return self._gathered(self.draw(batch_size))
+
+    def finish(self, staged: Staged[Drawn], observation_out: np.ndarray | None = None) -> ReplaySample | None:
+        """Decode the pixels. None when replacing corrupt rows leaves nothing to draw: the batch is given up."""
+        while True:
+            batch, ok = self._decoder.decode_pixels(staged.gathered, observation_out)
+            drawn = staged.drawn
+            if ok.all():
+                return ReplaySample(
+                    ids=drawn.ids,
+                    probabilities=drawn.probabilities,
+                    replay_sequences=drawn.replay_sequences,
+                    batch=batch,
+                )
+            other = self._gathered(self.replace(drawn, ok))
+            if other is None:
+                return None
+            staged.drawn, staged.gathered = other.drawn, other.gathered
+
+    def _gathered(self, drawn: Drawn | None) -> Staged[Drawn] | None:
+        while drawn is not None:
+            gathered = self._decoder.gather(drawn.rows)
+            if gathered.intact.all():
+                return Staged(drawn, gathered)
+            drawn = self.replace(drawn, gathered.intact)
+        return None
+
+
+class ServedReplay(Protocol):
+    """What a replay service needs of the replay that it serves."""
 
     def draw(self, batch_size: int) -> Any: ...
 
     def replace(self, drawn: Any, ok: np.ndarray) -> Any: ...
 
     def consumed(self, drawn: Any = None) -> None: ...
-
-
-class ServedReplay(DrawSource, Protocol):
-    """What a replay service needs of the replay that it serves."""
 
     def poll(self, should_stop: Callable[[], bool] = ...) -> Any: ...
 
@@ -52,23 +138,3 @@ class ServedReplay(DrawSource, Protocol):
     def metrics(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...
-
-
-def draw_decoded(
-    source: DrawSource, decoder: BatchDecoder, batch_size: int, observation_out: np.ndarray | None, *, ahead: bool
-) -> ReplaySample | None:
-    """A whole batch, or None when ``source`` has none now. Corrupt rows are reported to it and replaced."""
-    drawn: DrawnBatch | None = source.draw(batch_size)
-    while drawn is not None:
-        batch, ok = decoder.decode(drawn.rows, observation_out)
-        if ok.all():
-            if not ahead:
-                source.consumed(drawn)
-            return ReplaySample(
-                ids=drawn.ids,
-                probabilities=drawn.probabilities,
-                replay_sequences=drawn.replay_sequences,
-                batch=batch,
-            )
-        drawn = source.replace(drawn, ok)
-    return None

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.decode import BatchDecoder, RowHolder
-from pipeline.drawing import draw_decoded
+from pipeline.drawing import DecodingReplay
 from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
 from pipeline.replay import Drawn, PollCounts, Replay
-from schemas.records import ReplaySample
 from schemas.terms import DatasetTerms
 
 _SHARE = re.compile(r"(?P<first>[0-9.eE-]+)(:(?P<last>[0-9.eE-]+)@(?P<batches>[0-9]+))?")
@@ -117,8 +116,8 @@ class MixedDraw:
         return [row for _, drawn in self.parts for row in drawn.rows]
 
 
-class MixedReplay:
-    """``main`` and further replays as one, with the interface of ``Replay``. Closing it closes them all.
+class MixedReplay(DecodingReplay[MixedDraw]):
+    """``main``, whose rows come first in a batch, and further replays as one. Closing it closes them all.
 
     Ratio control is the main one's: only its rows count as samples, only its sequences as insertions. An id tells its
     member: id % members.
@@ -144,17 +143,8 @@ class MixedReplay:
         for member in self._members:
             member.close()
 
-    def observation_buffer(self, batch_size: int) -> np.ndarray:
-        return self._decoder.observation_buffer(batch_size)
-
     def poll(self, should_stop: Callable[[], bool] = lambda: False) -> PollCounts:
         return PollCounts(*np.sum([member.poll(should_stop) for member in self._members], axis=0).tolist())
-
-    def sample(
-        self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
-    ) -> ReplaySample | None:
-        """See ``Replay.sample``; rows of the main dataset come first."""
-        return draw_decoded(self, self._decoder, batch_size, observation_out, ahead=ahead)
 
     def draw(self, batch_size: int) -> MixedDraw | None:
         """See ``Replay.draw``. When one member has to wait nothing is drawn from the others either."""

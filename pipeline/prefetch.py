@@ -1,4 +1,12 @@
-"""The next batches, drawn and decoded while the learner works on the last one."""
+"""The next batches, made while the learner works on the last one.
+
+    "draw"     draw, gather, verify ─▶ staged
+    "decode"                           pixels ─▶ ready ─▶ next()
+    "poll"     follow the dataset
+
+Drawing and gathering hold the interpreter's lock, decoding does not: so one batch is drawn while another is decoded,
+when ``depth`` leaves room for two.
+"""
 
 import queue
 import threading
@@ -19,9 +27,11 @@ class BatchSource(Protocol):
 
     def poll(self, should_stop: Callable[[], bool]) -> Any: ...
 
-    def sample(
-        self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
-    ) -> ReplaySample | None: ...
+    def sample(self, batch_size: int, observation_out: np.ndarray | None = None) -> ReplaySample | None: ...
+
+    def stage(self, batch_size: int) -> Any: ...
+
+    def finish(self, staged: Any, observation_out: np.ndarray | None = None) -> ReplaySample | None: ...
 
     def consumed(self) -> None: ...
 
@@ -31,7 +41,7 @@ class BatchSource(Protocol):
 
 
 class Prefetcher:
-    """Hands out batches. One thread draws ahead and one follows the dataset, from ``start`` (or ``with``) to ``close``.
+    """Hands out batches, in the order in which they were drawn. Threads work from ``start`` (or ``with``) to ``close``.
 
     Args:
         depth: batches ready or in the making beyond the one that is in use.
@@ -61,18 +71,22 @@ class Prefetcher:
         self._replay, self._batch_size, self._poll_seconds = replay, batch_size, poll_seconds
         make_buffer = make_buffer or (lambda: replay.observation_buffer(batch_size))
         # Large arrays go round in a ring: new memory of this size costs more than what is decoded into it.
-        self._free: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(1 if deterministic else 1 + depth):
             self._free.put(make_buffer())
+        self._room = threading.Semaphore(depth)
+        self._staged: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[ReplaySample, np.ndarray] | None] = queue.SimpleQueue()
         self._in_use: np.ndarray | None = None
         self._polled_at = -float("inf")
         self._stop, self._starved = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self.waiting_seconds = 0.0
-        loops = {"draw": self._draw_ahead, "poll": self._follow} if not deterministic else {}
+        loops = {"draw": self._draw_ahead, "decode": self._decode_ahead, "poll": self._follow}
         self._threads = [
-            threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True) for name, loop in loops.items()
+            threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True)
+            for name, loop in loops.items()
+            if not deterministic
         ]
 
     def __enter__(self) -> "Prefetcher":
@@ -90,7 +104,9 @@ class Prefetcher:
         """End the threads; batches that were drawn ahead stay unconsumed. Closing twice is fine."""
         self._stop.set()
         self._starved.set()
-        self._free.put(None)
+        self._room.release()
+        for waited_for in (self._staged, self._free):
+            waited_for.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -125,6 +141,7 @@ class Prefetcher:
             if item is not None:
                 sample, self._in_use = item
                 self._replay.consumed()
+                self._room.release()
                 return sample
         assert self._error is not None
         raise self._error
@@ -156,13 +173,22 @@ class Prefetcher:
             self._ready.put(None)
 
     def _draw_ahead(self) -> None:
-        while (buffer := self._free.get()) is not None and not self._stop.is_set():
-            while (sample := self._replay.sample(self._batch_size, buffer, ahead=True)) is None:
+        while self._room.acquire() and not self._stop.is_set():
+            while (staged := self._replay.stage(self._batch_size)) is None:
                 self._starved.set()
                 if self._stop.wait(RETRY_SECONDS):
                     return
             self._starved.clear()
-            self._ready.put((sample, buffer))
+            self._staged.put(staged)
+
+    def _decode_ahead(self) -> None:
+        while (staged := self._staged.get()) is not None and (buffer := self._free.get()) is not None:
+            sample = self._replay.finish(staged, buffer)
+            if sample is not None:
+                self._ready.put((sample, buffer))
+            else:
+                self._free.put(buffer)
+                self._room.release()
 
     def _follow(self) -> None:
         while not self._stop.is_set():

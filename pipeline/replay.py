@@ -10,7 +10,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.dataset import ShardName
 from pipeline.decode import BatchDecoder, RowHolder
-from pipeline.drawing import draw_decoded
+from pipeline.drawing import DecodingReplay
 from pipeline.holdings import UNUSABLE, Holdings
 from pipeline.limiter import LimiterConfig, RateLimiter
 from pipeline.priority_table import SAMPLERS, UpdateCounts
@@ -26,7 +26,6 @@ from pipeline.progress import Progress
 from pipeline.shard_index import Place
 from pipeline.shard_reader import Shard
 from pipeline.store import LocalStore
-from schemas.records import ReplaySample
 from schemas.terms import DatasetTerms
 
 UNKNOWN_FILES_POLLS = 120  # Looking for files that are no shards lists everything: once in this many polls.
@@ -82,10 +81,10 @@ class Drawn:
     replay_sequences: int
     places: list[Place]
     rows: list[tuple[RowHolder, int]]
-    generator_before: dict[str, Any]
+    generator_before: Mapping[str, Any]
 
 
-class Replay:
+class Replay(DecodingReplay[Drawn]):
     """One dataset as a replay. Any number of threads may draw, update and ask; polls take turns.
 
     Shards are immutable and a drawn row keeps its shard mapped, so a batch is whole whatever is admitted, evicted or
@@ -135,10 +134,6 @@ class Replay:
         """End the decoding threads."""
         self._decoder.close()
 
-    def observation_buffer(self, batch_size: int) -> np.ndarray:
-        """A new array of the kind that ``sample`` fills."""
-        return self._decoder.observation_buffer(batch_size)
-
     def poll(self, should_stop: Callable[[], bool] = lambda: False) -> PollCounts:
         """Admit what is new in the dataset. Nothing is drawn before a poll has gone through all of it once.
 
@@ -181,23 +176,6 @@ class Replay:
         else:
             self._limiter.insert_before_start(sequences)
 
-    def sample(
-        self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
-    ) -> ReplaySample | None:
-        """Draw and decode a batch; None when it has to wait (``waits_for`` says for what). Never waits itself.
-
-        Rows that turn out to be corrupt are replaced by other draws, named, counted and not drawn again.
-
-        Args:
-            observation_out: becomes the batch's ``observation``; see ``BatchDecoder.decode``.
-            ahead: the batch is not consumed yet: ``state`` leaves it out until ``consumed`` is called.
-
-        Raises:
-            ValueError: ``batch_size`` is larger than the limiter was told.
-            OSError: shards cannot be opened for want of maps or descriptors.
-        """
-        return draw_decoded(self, self._decoder, batch_size, observation_out, ahead=ahead)
-
     def draw(self, batch_size: int) -> Drawn | None:
         """Draw without decoding; the batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
         with self._lock:
@@ -208,7 +186,7 @@ class Replay:
             before = self._generator.bit_generator.state
             ids, probabilities = self._held.table.draw(batch_size, self._generator)
             places = self._held.index.places(ids.tolist())
-            drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], dict(before))
+            drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], before)
             self._limiter.count_draw(batch_size)
             self._outstanding.append(drawn)
         return self._open(drawn)

@@ -1,6 +1,6 @@
 """A replay that lives in a service elsewhere, with the interface of one in process. It decodes and verifies here.
 
-Batches travel as they rest in shards. The next one is fetched while this one is decoded, when the caller works ahead.
+Batches travel as they rest in shards.
 """
 
 import json
@@ -8,14 +8,13 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.decode import BatchDecoder, RowHolder
-from pipeline.drawing import draw_decoded
+from pipeline.drawing import DecodingReplay
 from pipeline.flight import ServiceConnection, ServiceLost
 from pipeline.priority_table import UpdateCounts
 from pipeline.replay_messages import (
@@ -26,7 +25,6 @@ from pipeline.replay_messages import (
     WireBatch,
     unpack_batch,
 )
-from schemas.records import ReplaySample
 
 IDS_OF_A_START = 1 << 40  # Ids begin anew when the service starts anew; here those of each start stand apart.
 
@@ -50,7 +48,7 @@ def describe(connection: ServiceConnection) -> Description | None:
         return None
 
 
-class RemoteReplay:
+class RemoteReplay(DecodingReplay[Received]):
     """Draws from the service behind ``connection``. Any number of threads may use it.
 
     A service that goes away is waited for and taken up again. Its ids have begun anew then: priorities of batches from
@@ -68,10 +66,7 @@ class RemoteReplay:
         self._incarnations = [description.incarnation]
         self._number, self._consumed = 0, -1
         self._outstanding: deque[Received] = deque()
-        self._lock, self._sample_lock = threading.RLock(), threading.Lock()
-        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch")
-        self._works_ahead = False
-        self._next: tuple[int, Future[WireBatch] | None] = 0, None
+        self._lock, self._draw_lock = threading.RLock(), threading.Lock()
         self._waits_for = ""
         self._metrics: dict[str, float] = {}
         self._dropped = 0
@@ -82,15 +77,10 @@ class RemoteReplay:
         if self._is_closed:
             return
         self._is_closed = True
-        self._fetcher.shutdown(cancel_futures=True)
         self._decoder.close()
         if not self._connection.is_lost:
             self._ask("leave", FromClient(client=self._client, consumed=self._consumed))
         self._connection.close()
-
-    def observation_buffer(self, batch_size: int) -> np.ndarray:
-        """A new array of the kind that ``sample`` fills."""
-        return self._decoder.observation_buffer(batch_size)
 
     def poll(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """The service follows the dataset itself; this tells it that we are alive, and fetches its counters."""
@@ -100,37 +90,27 @@ class RemoteReplay:
         if answer is not None:
             self._metrics = json.loads(answer)["metrics"]
 
-    def sample(
-        self, batch_size: int, observation_out: np.ndarray | None = None, *, ahead: bool = False
-    ) -> ReplaySample | None:
-        """See ``Replay.sample``; None also while the service is away.
+    def draw(self, batch_size: int) -> Received | None:
+        """The next batch as it came; None also while the service is away.
 
         Raises:
             ValueError: the service refuses, or is another one than it was.
         """
-        with self._sample_lock:
-            self._works_ahead = ahead
-            return draw_decoded(self, self._decoder, batch_size, observation_out, ahead=ahead)
-
-    def draw(self, batch_size: int) -> Received | None:
-        """The next batch, not decoded; when ``sample`` works ahead the one after it is asked for at once."""
-        (size, future), self._next = self._next, (0, None)
-        try:
-            wire = future.result() if future and size == batch_size else self._fetch(self._number, batch_size)
-        except ServiceLost:
-            self._waits_for = f"the replay service at {self._connection.address}, which does not answer"
-            return None
-        if "waits_for" in wire.header:
-            self._waits_for = wire.header["waits_for"]
-            return None
-        received = self._received(wire, self._number)
-        with self._lock:
-            self._outstanding.append(received)
-            self._number += 1
+        with self._draw_lock:
+            try:
+                wire = self._fetch(self._number, batch_size)
+            except ServiceLost:
+                self._waits_for = f"the replay service at {self._connection.address}, which does not answer"
+                return None
+            if "waits_for" in wire.header:
+                self._waits_for = wire.header["waits_for"]
+                return None
+            received = self._received(wire, self._number)
+            with self._lock:
+                self._outstanding.append(received)
+                self._number += 1
             self._waits_for = ""
-        if self._works_ahead:
-            self._next = batch_size, self._fetcher.submit(self._fetch, self._number, batch_size)
-        return received
+            return received
 
     def replace(self, drawn: Received, ok: np.ndarray) -> Received | None:
         """Report the rows that are not ``ok``: the service gives others for them, and names and counts them."""
@@ -141,7 +121,6 @@ class RemoteReplay:
         if wire is None or "waits_for" in wire.header:
             with self._lock:
                 self._outstanding.remove(drawn)
-                self._number, self._next = drawn.number, (0, None)
             return None
         other = self._received(wire, drawn.number)
         with self._lock:

@@ -92,10 +92,11 @@ class Shard:
 
     def row(self, row: int) -> EncodedRow:
         """The whole row as it rests. Copies the fixed columns (a few KB), not the frame."""
+        offsets, frames, _ = self._frames
         return EncodedRow(
             self._other_names.get(row, self._collector),
             b"".join([data[(start := at + row * width) : start + width] for data, at, width in self._pieces]),
-            self._frames.value(row),
+            frames[offsets[row] : offsets[row + 1]],
             self._probes.get(row, b""),
         )
 

@@ -7,6 +7,8 @@ A draw finds a whole batch at once: in the running sums, then among the leaves o
 save additions, which cost next to nothing, and add calls of numpy, which are all that a draw costs.
 """
 
+import math
+
 import numpy as np
 
 FAN_OUT = 64
@@ -64,12 +66,13 @@ class SumTree:
         Raises:
             ValueError: "nothing to sample", when every weight is 0.
         """
-        running = self._sums.cumsum()
+        before = np.zeros(len(self._sums) + 1)
+        running = np.cumsum(self._sums, out=before[1:])
         if running[-1] == 0:
             raise ValueError("nothing to sample: every weight is 0")
-        inside = np.minimum(prefix_sums, np.nextafter(running[-1], 0))
+        inside = np.minimum(prefix_sums, math.nextafter(running[-1], 0))
         sums = np.searchsorted(running, inside, side="right")
-        rest = inside - np.where(sums > 0, running[sums - 1], 0.0)
+        rest = inside - before[sums]
         running = self._leaves[sums].cumsum(axis=1)
         # A sum taken at once rounds otherwise than this running one: keep inside.
         rest = np.minimum(rest, np.nextafter(running[:, -1], 0))

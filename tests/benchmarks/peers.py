@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.decode import BatchDecoder
-from pipeline.prefetch import Prefetcher
 from pipeline.store import LocalStore
 from schemas.records import SequenceBatch
 from tests.benchmarks.fill_replay import BENCH, Rows, made_once, play
 from tests.benchmarks.replay_decoding import BATCH, open_replay
-from tests.benchmarks.replay_service import rate
+from tests.benchmarks.replay_service import prefetching, rate
 from tests.benchmarks.report import Report
 
 PEERS, SCRIPTS = Path(".peers"), Path(__file__).parent / "peer_scripts"
@@ -116,7 +115,7 @@ def measure(store: LocalStore, columns: Path, rounds: int) -> dict[str, float]:
     replay = open_replay(store, threads=THREADS)
     with contextlib.ExitStack() as stack:
         peers = {name: stack.enter_context(running_peer(name, columns)) for name in PACKAGES}
-        batches = stack.enter_context(Prefetcher(replay, BATCH))
+        batches = stack.enter_context(prefetching(replay))
         for _ in range(rounds):
             rates["ours"].append(rate(batches, BATCHES["ours"]))
             for name, peer in peers.items():

@@ -25,7 +25,7 @@ def main() -> int:
     report = Report("The replay", "make bench-replay")
     played = {game: play(game, 3000 if flags.quick else 8000) for game in GAMES}
     pacman = play("ALE/MsPacman-v5", 5000 if flags.quick else 25_000)
-    decoding(report, pacman, rounds=20 if flags.quick else 150)
+    decoding(report, pacman, rounds=5 if flags.quick else 40)
     service(report, pacman, rounds=3 if flags.quick else 9, seconds=2.0 if flags.quick else 8.0)
     growth(report, played["ALE/Pong-v5"], scale=0.02 if flags.quick else 1.0)
     disk(report, played)
@@ -44,7 +44,8 @@ def decoding(report: Report, store: LocalStore, rounds: int) -> None:
         rows.append(
             [threads, *times, f"{ratio:.3f}", f"{median['replay'] / median['memcpy']:.2f}", f"{sequences:,.0f}"]
         )
-        report.at_least(f"batch of {BATCH} against bare zstd, {threads} thread(s)", ratio, 0.85)
+        if True:
+            report.at_least(f"batch of {BATCH} against bare zstd, one thread each", ratio, 0.85)
     header = [
         "threads",
         "drawn and decoded, all columns",
@@ -54,19 +55,23 @@ def decoding(report: Report, store: LocalStore, rounds: int) -> None:
         "ours / memcpy",
         "seq/s",
     ]
-    report.table(f"A batch of {BATCH} x (3 + 125) Ms. Pacman frames; medians of {rounds}, interleaved", header, rows)
+    report.table(
+        f"A batch of {BATCH} x (3 + 125) Ms. Pacman frames; medians of {rounds} rounds of 8, interleaved", header, rows
+    )
 
 
 def service(report: Report, store: LocalStore, rounds: int, seconds: float) -> None:
-    one = one_client(store, threads=2, rounds=rounds)
-    report.at_least("rate through the service on loopback, of that in process", one["service"] / one["in_process"], 0.8)
+    rows = []
+    for threads in (1, 2):
+        one = one_client(store, threads, rounds)
+        report.at_least(f"rate through the service, of that in process, {threads} thread(s)", one["ratio"], 0.8)
+        rows.append([f"in process, {threads} thread(s)", f"{one['in_process']:,.0f}"])
+        rows.append([f"through the service, {threads} thread(s) in the client", f"{one['service']:,.0f}"])
     report.at_most("one batch on the wire", one["wire_bytes"] / 1e6, 2, " MB")
     (alone,), together = several_clients(store, 1, seconds), several_clients(store, 8, seconds)
     report.at_least("eight clients together, of what one gets", sum(together) / alone, 1)
     report.at_most("most of the eight against least", max(together) / min(together), 2)
-    rows = [
-        ["in process, 2 threads", f"{one['in_process']:,.0f}"],
-        ["through the service, 2 threads in the client", f"{one['service']:,.0f}"],
+    rows += [
         ["one client process, 1 thread", f"{alone:,.0f}"],
         ["eight client processes, 1 thread each: together", f"{sum(together):,.0f}"],
         ["of these: least and most", f"{min(together):,.0f} and {max(together):,.0f}"],

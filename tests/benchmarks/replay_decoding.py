@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -47,32 +48,36 @@ class BareDecoder:
             future.result()
 
 
-def decoding_milliseconds(store: LocalStore, threads: int, rounds: int) -> dict[str, float]:
-    """Medians of interleaved rounds; ``ratio`` is the median of zstd / replay within a round.
+def decoding_milliseconds(store: LocalStore, threads: int, rounds: int, batches: int = 8) -> dict[str, float]:
+    """Medians over interleaved rounds, for one batch; ``ratio`` is the median of zstd / replay within a round.
 
-    Every round has rows of its own; all three write into the same buffer.
+    Every batch has rows of its own; all are written into the same buffer. Each round's first batch finds the
+    processor's caches as the others left them.
     """
     replay, bare = open_replay(store, threads=threads), BareDecoder(threads)
     buffer = replay.observation_buffer(BATCH)
     buffer[:] = 0
     source = np.ones_like(buffer)
-    seconds: dict[str, list[float]] = defaultdict(list)
 
-    def timed(name: str, work) -> None:
+    def drawn_frames() -> list:
+        staged = replay.stage(BATCH)
+        assert staged is not None
+        replay.consumed(staged.drawn)
+        return staged.gathered.frames
+
+    def milliseconds(work: Callable[[int], object]) -> float:
         started = time.perf_counter()
-        work()
-        seconds[name].append(time.perf_counter() - started)
+        for index in range(batches):
+            work(index)
+        return 1e3 * (time.perf_counter() - started) / batches
 
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
-        drawn = replay.draw(BATCH)
-        assert drawn is not None
-        replay.consumed(drawn)
-        frames = [holder.row(row).frame for holder, row in drawn.rows]
-        timed("memcpy", lambda: np.copyto(buffer, source))  # Before each of the two, to leave both the same caches.
-        timed("zstd", lambda frames=frames: bare.decode(frames, buffer))
-        timed("memcpy", lambda: np.copyto(buffer, source))
-        timed("replay", lambda: replay.sample(BATCH, buffer))
+        frames = [drawn_frames() for _ in range(batches)]
+        found["zstd"].append(milliseconds(lambda index, frames=frames: bare.decode(frames[index], buffer)))
+        found["replay"].append(milliseconds(lambda _: replay.sample(BATCH, buffer)))
+        found["memcpy"].append(milliseconds(lambda _: np.copyto(buffer, source)))
     replay.close()
-    medians = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
-    pairs = zip(seconds["zstd"], seconds["replay"], strict=True)  # Neighbours in time have seen the same machine.
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    pairs = zip(found["zstd"], found["replay"], strict=True)  # Neighbours in time have seen the same machine.
     return {**medians, "ratio": statistics.median(zstd / ours for zstd, ours in pairs)}

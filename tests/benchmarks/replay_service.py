@@ -18,13 +18,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.flight import ServiceConnection
-from pipeline.prefetch import Prefetcher
+from pipeline.prefetch import BatchSource, Prefetcher
 from pipeline.replay_client import RemoteReplay, describe
 from pipeline.replay_messages import DrawRequest
 from pipeline.store import LocalStore
 from tests.benchmarks.replay_decoding import BATCH, open_replay
 
 ROOT = Path(__file__).parent.parent.parent
+DEPTH = 2  # Batches ahead: one is drawn, or on its way, while another is decoded.
+PATIENCE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -53,29 +55,37 @@ def connected(address: str, threads: int) -> RemoteReplay:
     return RemoteReplay(connection, description, threads=threads)
 
 
+def prefetching(replay: BatchSource) -> Prefetcher:
+    """As a learner gets its batches."""
+    return Prefetcher(replay, BATCH, depth=DEPTH)
+
+
 def rate(batches: Prefetcher, number: int) -> float:
     """Sequences per second, after those that were ready have been used up."""
-    for _ in range(4):
-        assert batches.next(30.0) is not None
+    for _ in range(DEPTH + 2):
+        assert batches.next(PATIENCE_SECONDS) is not None
     started = time.perf_counter()
     for _ in range(number):
-        assert batches.next(30.0) is not None
+        assert batches.next(PATIENCE_SECONDS) is not None
     return number * BATCH / (time.perf_counter() - started)
 
 
-def one_client(store: LocalStore, threads: int, rounds: int, batches: int = 30) -> dict[str, float]:
+def one_client(store: LocalStore, threads: int, rounds: int, batches: int = 20) -> dict[str, float]:
     """Medians of interleaved rounds, both through a prefetcher, and the bytes of one batch on the wire."""
     local = open_replay(store, threads=threads)
     with running_service(store) as address:
         remote = connected(address, threads)
         request = DrawRequest(client="wire", number=0, batch_size=BATCH)
-        wire_bytes = pa.ipc.get_record_batch_size(remote._connection.get(request.to_bytes()))
-        with Prefetcher(local, BATCH) as here, Prefetcher(remote, BATCH) as there:
+        while (wire := remote._connection.get(request.to_bytes())).num_rows == 0:
+            time.sleep(0.1)  # It indexes the dataset still.
+        wire_bytes = pa.ipc.get_record_batch_size(wire)
+        with prefetching(local) as here, prefetching(remote) as there:
             pairs = [(rate(here, batches), rate(there, batches)) for _ in range(rounds)]
         remote.close()
     local.close()
     in_process, service = (statistics.median(values) for values in zip(*pairs, strict=True))
-    return {"in_process": in_process, "service": service, "wire_bytes": wire_bytes}
+    ratio = statistics.median(there / here for here, there in pairs)
+    return {"in_process": in_process, "service": service, "ratio": ratio, "wire_bytes": wire_bytes}
 
 
 def several_clients(store: LocalStore, clients: int, seconds: float) -> list[float]:
@@ -98,15 +108,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     flags = parser.parse_args()
     remote = connected(flags.address, threads=1)
-    with Prefetcher(remote, BATCH) as batches:
+    with prefetching(remote) as batches:
         rate(batches, 1)
         print("ready", flush=True)
         sys.stdin.readline()
-        for _ in range(4):
-            batches.next(30.0)
+        rate(batches, 1)
         started, drawn = time.perf_counter(), 0
         while time.perf_counter() - started < flags.seconds:
-            assert batches.next(30.0) is not None
+            assert batches.next(PATIENCE_SECONDS) is not None
             drawn += BATCH
         elapsed = time.perf_counter() - started
     remote.close()

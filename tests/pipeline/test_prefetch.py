@@ -33,7 +33,7 @@ def ids_of(batches, number):
 
 
 def drawing_threads():
-    return [thread for thread in threading.enumerate() if thread.name in ("draw", "poll")]
+    return [thread for thread in threading.enumerate() if thread.name in ("draw", "decode", "poll")]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -123,7 +123,7 @@ def test_new_shards_are_found_while_batches_flow(tmp_path):
         wait_until(lambda: batches.next(PATIENCE_SECONDS) and replay.metrics()["size"] == 40)
 
 
-@pytest.mark.parametrize("method", ["sample", "poll"])
+@pytest.mark.parametrize("method", ["stage", "finish", "poll"])
 def test_what_stops_a_thread_is_raised_to_the_learner(store, method, monkeypatch):
     replay = make_replay(store)
 

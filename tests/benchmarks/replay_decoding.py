@@ -51,8 +51,8 @@ class BareDecoder:
 def decoding_milliseconds(store: LocalStore, threads: int, rounds: int, batches: int = 8) -> dict[str, float]:
     """Medians over interleaved rounds, for one batch; ``ratio`` is the median of zstd / replay within a round.
 
-    Every batch has rows of its own; all are written into the same buffer. Each round's first batch finds the
-    processor's caches as the others left them.
+    Every batch has rows of its own, whose frames nobody has read in a while; all are written into the same buffer.
+    Each round's first batch finds the processor's caches as the others left them.
     """
     replay, bare = open_replay(store, threads=threads), BareDecoder(threads)
     buffer = replay.observation_buffer(BATCH)
@@ -60,10 +60,10 @@ def decoding_milliseconds(store: LocalStore, threads: int, rounds: int, batches:
     source = np.ones_like(buffer)
 
     def drawn_frames() -> list:
-        staged = replay.stage(BATCH)
-        assert staged is not None
-        replay.consumed(staged.drawn)
-        return staged.gathered.frames
+        drawn = replay.draw(BATCH)
+        assert drawn is not None
+        replay.consumed(drawn)
+        return [holder.row(row).frame for holder, row in drawn.rows]
 
     def milliseconds(work: Callable[[int], object]) -> float:
         started = time.perf_counter()

@@ -9,6 +9,7 @@
         prefill          inserted
 
 Both sides keep to it from their own processes: the learner before each draw, collectors by ``sequences_allowed``.
+A learner left alone, because its collectors have ended, may use up the prefill too: else it would wait for ever.
 """
 
 import math
@@ -73,6 +74,7 @@ class RateLimiter:
         samples: sequences drawn.
         prefill: sequences that earn no samples: ``min_sequences`` at first; at the first draw ever, all that has been
             inserted; after a restart, what was found beyond the restored snapshot is added, so that it brings no burst.
+            While nobody collects (``leave_alone``) it is ``min_sequences`` again.
     """
 
     def __init__(self, config: LimiterConfig) -> None:
@@ -80,10 +82,27 @@ class RateLimiter:
         self.inserted = 0
         self.samples = 0
         self.prefill = config.min_sequences
-        self._has_drawn = False
+        self._has_drawn = self._is_alone = False
 
     def insert(self, sequences: int) -> None:
+        self.prefill, self._is_alone = self._prefill_beside_collectors(), False
         self.inserted += sequences
+
+    def leave_alone(self) -> bool:
+        """Nobody collects any more: until the next insertion the prefill earns samples like every other sequence.
+
+        Returns whether that changes anything.
+        """
+        if self.config.samples_per_insert is None or not self._has_drawn or self.prefill <= self.config.min_sequences:
+            return False
+        self.prefill, self._is_alone = self.config.min_sequences, True
+        return True
+
+    def _prefill_beside_collectors(self) -> int:
+        """What a learner left alone has not used up is prefill again: neither side has to catch up with the other."""
+        if not self._is_alone or self.config.samples_per_insert is None:
+            return self.prefill
+        return max(self.prefill, self.inserted - math.floor(self.samples / self.config.samples_per_insert))
 
     def insert_before_start(self, sequences: int) -> None:
         """Count what was found in the dataset when this start began: it entered while nobody could draw."""
@@ -142,7 +161,7 @@ class RateLimiter:
         return {
             "inserted": self.inserted,
             "samples": self.samples - unconsumed,
-            "prefill": self.prefill,
+            "prefill": self._prefill_beside_collectors(),
             "has_drawn": self._has_drawn,
             "samples_per_insert": self.config.samples_per_insert,
         }

@@ -7,6 +7,7 @@
 ``draw``, ``replace``, ``update_priorities`` need no decoder, so a service can offer them to learners elsewhere.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -28,7 +29,10 @@ from pipeline.shard_reader import Shard
 from pipeline.store import LocalStore
 from schemas.terms import DatasetTerms
 
+ALONE_SECONDS = 30.0  # Twice what a collector waits before it publishes a shard that is not full.
 UNKNOWN_FILES_POLLS = 120  # Looking for files that are no shards lists everything: once in this many polls.
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,7 @@ class Replay(DecodingReplay[Drawn]):
         terms: the dataset's; shards of other terms are refused.
         generator: decides all draws; a ``PCG64`` one (``np.random.default_rng(seed)``) for a JSON-able state.
         threads: how many decode a batch.
-        clock: seconds, monotonic; for ``waiting_seconds`` only.
+        clock: seconds, monotonic; for waits only.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Replay(DecodingReplay[Drawn]):
         self._polls = 0
         self._waits_for = "the dataset to be indexed"
         self._waiting_since: float | None = None
+        self._moved_at = clock()  # The last insertion or draw.
         self._waiting_seconds = 0.0
 
     def close(self) -> None:
@@ -171,6 +176,7 @@ class Replay(DecodingReplay[Drawn]):
             return PollCounts(shards, sequences, held.bad_shards - bad_before)
 
     def _count_insertions(self, sequences: int) -> None:
+        self._moved_at = self._clock()
         if self._held.is_indexed:
             self._limiter.insert(sequences)
         else:
@@ -179,7 +185,7 @@ class Replay(DecodingReplay[Drawn]):
     def draw(self, batch_size: int) -> Drawn | None:
         """Draw without decoding; the batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
         with self._lock:
-            waits_for = self._refusal(batch_size)
+            waits_for = self._refusal_unless_alone(batch_size)
             self._note_wait(waits_for)
             if waits_for:
                 return None
@@ -188,6 +194,7 @@ class Replay(DecodingReplay[Drawn]):
             places = self._held.index.places(ids.tolist())
             drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], before)
             self._limiter.count_draw(batch_size)
+            self._moved_at = self._clock()
             self._outstanding.append(drawn)
         return self._open(drawn)
 
@@ -232,6 +239,16 @@ class Replay(DecodingReplay[Drawn]):
         if not waits_for and not self._held.table.drawable:
             return f"readable sequences: none of the {len(self._held.index)} held can be read"
         return waits_for
+
+    def _refusal_unless_alone(self, batch_size: int) -> str:
+        waits_for = self._refusal(batch_size)
+        alone_seconds = self._clock() - self._moved_at
+        if not waits_for or not self._held.is_indexed or alone_seconds < ALONE_SECONDS:
+            return waits_for
+        if self._limiter.leave_alone():
+            _log.warning("no new sequence for %.0f s: the learner is alone and uses the prefill", alone_seconds)
+            return self._refusal(batch_size)
+        return f"{waits_for}; none for {alone_seconds:.0f} s: does a collector run?"
 
     def _note_wait(self, waits_for: str) -> None:
         self._waits_for, now = waits_for, self._clock()

@@ -96,6 +96,9 @@ def test_neither_side_waits_for_ever_and_the_ratio_is_kept(*, batch_size, ratio,
         assert allowed is not None
         collector_can = limit.inserted < allowed
         assert learner_can or collector_can, "deadlock"
+        if not learner_can and generator.random() < 0.1:
+            limit.leave_alone()
+            continue
         if learner_can and (not collector_can or generator.random() < 0.5):
             limit.count_draw(batch_size)
             expected = math.floor((limit.samples + band) / ratio) + limit.prefill
@@ -105,6 +108,33 @@ def test_neither_side_waits_for_ever_and_the_ratio_is_kept(*, batch_size, ratio,
         if limit.samples:
             owed = ratio * (limit.inserted - limit.prefill)
             assert owed - band - ratio * flush <= limit.samples <= owed + band
+
+
+def test_a_learner_left_alone_uses_the_prefill_and_then_neither_side_has_to_catch_up():
+    limit = limiter()  # B 4, minimum 10, 2 samples per insert, band 8
+    assert not limit.leave_alone()  # Nothing has been drawn: the minimum has to be there first.
+    limit.insert(30)
+    assert draw_all(limit) == 2
+    assert limit.leave_alone()
+    assert not limit.leave_alone()
+    limit.count_draw(4)
+    restored = limiter()
+    restored.restore(limit.state())
+    limit.insert(1)
+    for each in (limit, restored):
+        assert each.prefill == 30 - 12 // 2  # 12 samples, for which 6 sequences were needed.
+    assert limit.leave_alone()
+    assert draw_all(limit) == (2 * (31 - 10) + 8 - 12) // 4
+    limit.insert(1)
+    assert limit.waits_for(4) == ""  # The 10 that were there at the start earn nothing, whatever happens.
+    assert limit.sequences_allowed == 10 + (48 + 8) // 2
+
+
+def test_without_a_ratio_there_is_nothing_to_use_up():
+    limit = limiter(samples_per_insert=None)
+    limit.insert(30)
+    limit.count_draw(4)
+    assert not limit.leave_alone()
 
 
 def resumed(state, **settings):

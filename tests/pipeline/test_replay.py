@@ -168,6 +168,30 @@ def test_the_limiter_says_when_to_wait(store):
         replay.sample(9)
 
 
+def test_a_learner_whose_collectors_have_ended_uses_the_prefill_instead_of_waiting_for_ever(store, caplog):
+    now = [0.0]
+    replay = make_replay(store, batch_size=8, min_sequences=10, samples_per_insert=2.0, clock=lambda: now[0])
+    replay.poll()
+
+    def draw_all():
+        batches = 0
+        while replay.sample(8) is not None:
+            batches += 1
+        return batches
+
+    assert draw_all() == 2  # The band: all 60 are prefill.
+    now[0] = 29.9
+    assert draw_all() == 0
+    assert replay.waits_for() == "4 new sequences (2 samples for each)"
+    now[0] = 30.0
+    assert draw_all() == 12  # 14 batches for the 50 beyond the minimum, with the band, less those 2.
+    assert caplog.messages == ["no new sequence for 30 s: the learner is alone and uses the prefill"]
+    assert replay.waits_for() == "2 new sequences (2 samples for each)"
+    now[0] = 70.0
+    assert draw_all() == 0
+    assert replay.waits_for().endswith("; none for 40 s: does a collector run?")
+
+
 def test_an_exact_number_of_samples_is_drawn_for_what_is_inserted(quarry, tmp_path):
     store = empty_dataset(tmp_path / "data")
     replay = make_replay(store, batch_size=4, min_sequences=3, samples_per_insert=1.5, capacity=20)

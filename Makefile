@@ -34,7 +34,7 @@ bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
 
 test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
-	$(BIN)/python -m pytest tests/faults -m slow --timeout 1800
+	$(BIN)/python -m pytest tests/faults tests/pipeline -m slow --timeout 1800
 
 MINUTES ?= 20
 soak: $(READY)  ## Both jobs for MINUTES with kills at random moments; then every shard is read.

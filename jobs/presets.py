@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pipeline.environments import EnvironmentConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.replay import ReplayConfig
-from r2d2.config import NATURE, SMALL, LearnerConfig, NetworkSpec, is_image
+from r2d2.config import NATURE, SMALL, TINY, LearnerConfig, NetworkSpec, is_image
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec, EnvSpec
 
-IMAGE_ENCODERS = {"nature": NATURE, "small": SMALL}
+IMAGE_ENCODERS = {"nature": NATURE, "small": SMALL, "tiny": TINY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class NetworkOptions:
     """A network but for what the environment decides.
 
     Attributes:
-        image_encoder: convolutions for images, ``nature`` or ``small``; vectors always enter the dense layers directly.
+        image_encoder: convolutions for images, ``nature``, ``small`` or ``tiny``; vectors enter the dense layers.
         dense: widths of the encoder's dense layers; without any, convolutions enter the core directly (article 3.2).
         dueling_width: hidden units of the value head and of the advantage head.
         use_previous_action: the one-hot previous action enters the core.

@@ -1,7 +1,8 @@
-"""A dataset as Parquet, one row a step, for other tools. Changes nothing in it.
+"""A dataset for other tools, as Parquet with one row a step or as a Minari dataset. Changes nothing in it.
 
 python jobs/export.py --dataset data/pong --out export/pong
 python jobs/export.py --dataset data/pong --out export/best --where "return>=10"
+python jobs/export.py --dataset data/pong --out export/pong-v0 --format minari
 """
 
 import sys
@@ -16,9 +17,12 @@ from jobs.relabelling import collector_start
 from pipeline.dataset import list_collectors, read_terms
 from pipeline.episode_filter import Condition
 from pipeline.episodes import Episode, EpisodeReader
+from pipeline.export_minari import write_minari
 from pipeline.export_parquet import write_steps
 from pipeline.scan import LeftOut
 from pipeline.store import open_store
+
+WRITERS = {"parquet": write_steps, "minari": write_minari}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,8 @@ class ExportFlags:
 
     Attributes:
         dataset: folder of the dataset.
-        out: folder of the Parquet files; must not hold anything yet.
+        out: folder to write; must not hold anything yet. As a Minari dataset its name is the dataset's id, NAME-v0.
+        format: ``parquet`` or ``minari`` (pip install 'minari[hdf5]').
         where: ``return>=10``, repeatable: which episodes, as in relabel.py.
         max_bad_shards: shards that may be unreadable before the job fails.
         threads: decoding threads.
@@ -35,9 +40,14 @@ class ExportFlags:
 
     dataset: str = "data/pong"
     out: Path | None = None
+    format: str = "parquet"
     where: tuple[str, ...] = ()
     max_bad_shards: int = 0
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.format not in WRITERS:
+            raise ValueError(f"format is {self.format!r}; allowed: {', '.join(WRITERS)}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
                     yield episode
                 reader.close()
 
-        count, steps = write_steps(flags.out, terms, episodes())
+        count, steps = WRITERS[flags.format](flags.out, terms, episodes())
     print(
         f"export: {count:,} episodes, {steps:,} env steps in {flags.out}; left out: {len(left_out.bad_shards)} bad "
         f"shards, {len(left_out.corrupt_rows)} corrupt sequences",

@@ -1,9 +1,11 @@
 """One collector's episodes to the same collector of a new dataset, under one network: the work of relabel.py."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from pipeline.scan import LeftOut
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.store import LocalStore, open_store
 from r2d2.config import LearnerConfig
-from r2d2.labeller import Labeller, RecordedSteps
+from r2d2.labeller import Labeller, Labels, RecordedSteps
 from r2d2.priorities import initial_priorities
 from r2d2.serialize import network_of
 from schemas.records import SequenceBatch
@@ -110,11 +112,17 @@ class Relabelling:
             )
 
         depth = self.terms.geometry.frame_stack
-        try:
-            for group in groups(reader.read(collector)):
+
+        def labelled() -> Generator[list[tuple[Episode, Labels]], None, None]:
+            for group in one_ahead(groups(reader.read(collector))):
                 group = [with_history(episode, stored.geometry.frame_stack, depth) for episode in group]
                 labels = labeller.label([self._steps(episode) for episode in group])
-                for episode, label in zip(group, labels, strict=True):
+                yield list(zip(group, labels, strict=True))
+
+        # Three groups at a time: one is read, one is in the network, one is cut, compressed and written.
+        with closing(reader), closing(one_ahead(labelled())) as ready:
+            for group in ready:
+                for episode, label in group:
                     for sequence in cutter.cut(
                         episode,
                         q_values=label.q_values,
@@ -127,8 +135,6 @@ class Relabelling:
                 yield counts()
             writer.flush()
             yield counts()
-        finally:
-            reader.close()
 
     def _steps(self, episode: Episode) -> RecordedSteps:
         return RecordedSteps(
@@ -145,7 +151,7 @@ class Relabelling:
         return np.concatenate([initial_priorities(*one, geometry, config, life_loss) for one in alone])
 
 
-def groups(episodes: Iterator[Episode]) -> Iterator[list[Episode]]:
+def groups(episodes: Iterator[Episode]) -> Generator[list[Episode], None, None]:
     """Neighbouring episodes, as many as go through the network side by side."""
     group: list[Episode] = []
     for episode in episodes:
@@ -156,6 +162,19 @@ def groups(episodes: Iterator[Episode]) -> Iterator[list[Episode]]:
         group.append(episode)
     if group:
         yield group
+
+
+Item = TypeVar("Item")
+
+
+def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+    """The same items; while the caller is busy with one, a thread makes the next. Closing it closes ``items``."""
+    end = object()
+    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+        following = thread.submit(next, items, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, items, end)
+            yield item  # type: ignore[misc]
 
 
 def _provenance_of(store: LocalStore, collector: str) -> dict[str, Any] | None:

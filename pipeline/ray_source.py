@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 PIXELS, COLLECTOR, PROBE = "observation", "collector", "probe_core"
 BLOCK_BYTES = 32_000_000
 TASK_BYTES = 1_000_000_000  # Gone through in a few tenths of a second, block by block: what a task costs is little.
-PIXEL_BLOCK_BYTES = (
-    8_000_000  # Memory of this size is reused by malloc; larger pieces cost their page faults each time.
-)
+# What a block costs besides its pixels is little beside so many. malloc reuses memory of up to 32 MB; larger pieces
+# would cost their page faults each time.
+PIXEL_BLOCK_BYTES = 16_000_000
 COLLECTOR_BYTES = 20
 
 
@@ -191,6 +191,7 @@ class ReadPlan:
         self, shard: Shard, name: ShardName, decoder: BatchDecoder, faults: Faults
     ) -> Iterator[dict[str, Any]]:
         at_once = max(1, PIXEL_BLOCK_BYTES // self.decoded_row_bytes) if self.decode else shard.num_rows
+        views = shard.columns
         for begin in range(0, shard.num_rows, at_once):
             rows = np.arange(begin, min(begin + at_once, shard.num_rows))
             if self.decode:
@@ -200,10 +201,9 @@ class ReadPlan:
                 ok = np.array([row_is_intact(shard.row(row), shard.layout) for row in rows.tolist()])
                 pixels = [bytes(shard.frame(row)) for row in rows[ok].tolist()]
             faults.rows([(name.path, row) for row in rows[~ok].tolist()])
-            yield self._block(shard, rows[ok], pixels)
+            yield self._block(shard, views, rows[ok], pixels)
 
-    def _block(self, shard: Shard, rows: np.ndarray, pixels: Any) -> dict[str, Any]:
-        views = shard.columns
+    def _block(self, shard: Shard, views: dict[str, np.ndarray], rows: np.ndarray, pixels: Any) -> dict[str, Any]:
         block: dict[str, Any] = {}
         for column in self.columns:
             if column == PIXELS:

@@ -17,14 +17,15 @@ MAY_IMPORT = {
 # Outside library -> the module prefixes that may import it.
 CONFINED = {
     "torch": ("r2d2", "jobs"),
-    "gymnasium": ("pipeline.environments",),
+    "gymnasium": ("pipeline.environments", "pipeline.export_minari"),
     "ale_py": ("pipeline.environments",),
+    "minari": ("pipeline.export_minari",),
     "mlflow": ("pipeline.tracking",),
     "ray": ("pipeline.ray_",),
     "obstore": ("pipeline.object_store",),
 }
 # Costs seconds to import, so never at module level: only where the flag that asks for it is served.
-LAZY = ("mlflow", "ray", "obstore", "pyarrow.flight")
+LAZY = ("minari", "mlflow", "ray", "obstore", "pyarrow.flight")
 
 
 def module_name(path: Path) -> str:

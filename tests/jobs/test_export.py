@@ -1,29 +1,33 @@
-"""Out to Parquet and back: nothing lost, and what a row means is what the file says."""
+"""Out to Parquet or Minari and back: nothing lost, and what a row means is what the file says."""
 
 import json
 from dataclasses import replace
 from itertools import pairwise
 
+import minari
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.export import main
 from pipeline.episodes import EpisodeReader
+from pipeline.export_minari import INFOS
 from pipeline.export_parquet import METADATA_KEY, read_steps
 from pipeline.scan import LeftOut
-from schemas.geometry import ENDS_NAMES, LIFE_LOST, TRUNCATED, SequenceGeometry
+from schemas.geometry import CUT, ENDS_NAMES, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.specs import ArraySpec
 from tests.pipeline.sequence_factory import make_dataset, tiny_terms
 
-
-@pytest.mark.parametrize(
+every_kind = pytest.mark.parametrize(
     "terms",
     [tiny_terms(), tiny_terms(life_loss="reset"),
      tiny_terms(observation=ArraySpec(shape=(4,), dtype="float32"),
                 geometry=SequenceGeometry(burn_in=0, unroll=4, bootstrap=2, stride=4))],
     ids=["images", "lives", "vectors"],
 )  # fmt: skip
+
+
+@every_kind
 def test_a_round_trip_gives_every_episode_back(tmp_path, monkeypatch, terms):
     monkeypatch.setattr("pipeline.export_parquet.STEPS_PER_FILE", 60)
     store = make_dataset(tmp_path / "d", terms, 60, lanes=2)
@@ -73,3 +77,59 @@ def test_episodes_are_chosen_and_a_used_folder_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--dataset", str(store.root), "--out", str(out)])
     assert "allowed: a new or an empty folder" in capsys.readouterr().err
+
+
+@every_kind
+def test_minari_reads_every_episode_as_it_was(tmp_path, monkeypatch, terms):
+    store = make_dataset(tmp_path / "d", terms, 60, lanes=2)
+    assert main(["--dataset", str(store.root), "--out", str(tmp_path / "all" / "tiny-v0"), "--format", "minari"]) == 0
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "all"))
+    dataset = minari.load_dataset("tiny-v0")
+    expected = list(EpisodeReader(store, terms, left_out=LeftOut()).read("c0"))
+    found = list(dataset.iterate_episodes())
+    assert len(found) == len(expected) == dataset.total_episodes > 5
+    assert dataset.total_steps == sum(episode.facts.steps for episode in expected)
+    assert dataset.observation_space.contains(found[0].observations[0])
+    assert "bootstrap from the final observation" in dataset.storage.metadata["description"]
+    for ours, theirs, metadata in zip(
+        expected, found, dataset.storage.get_episode_metadata(range(len(expected))), strict=True
+    ):
+        np.testing.assert_array_equal(theirs.observations, ours.frames[terms.geometry.frame_stack - 1 :])
+        assert len(theirs.observations) == len(theirs.actions) + 1
+        np.testing.assert_array_equal(theirs.actions, ours.action)
+        np.testing.assert_array_equal(theirs.rewards, ours.reward)
+        for name in INFOS:
+            np.testing.assert_array_equal(theirs.infos[name][1:], getattr(ours, name), err_msg=name)
+        assert metadata["ends"] == ENDS_NAMES[ours.facts.ends]
+        assert (metadata["collector"], metadata["number"]) == (ours.facts.collector, ours.facts.number)
+
+
+def test_minari_bootstraps_where_the_learner_does(tmp_path):
+    seen = set()
+    for life_loss in ("off", "reset"):
+        terms = tiny_terms(life_loss=life_loss)
+        store = make_dataset(tmp_path / life_loss, terms, 60, lanes=2)
+        out = tmp_path / f"{life_loss}-v0"
+        assert main(["--dataset", str(store.root), "--out", str(out), "--format", "minari"]) == 0
+        for episode, ours in zip(
+            minari.MinariDataset(out / "data").iterate_episodes(),
+            EpisodeReader(store, terms, left_out=LeftOut()).read("c0"),
+            strict=True,
+        ):
+            flags = episode.terminations[-1], episode.truncations[-1]
+            assert flags == {TERMINATED: (1, 0), LIFE_LOST: (1, 0), TRUNCATED: (0, 1), CUT: (0, 1)}[ours.facts.ends]
+            assert not episode.terminations[:-1].any()
+            assert not episode.truncations[:-1].any()
+            seen.add(ours.facts.ends)
+    assert seen == {TERMINATED, LIFE_LOST, TRUNCATED, CUT}
+
+
+@pytest.mark.parametrize(("out", "format", "says"), [
+    ("tiny", "minari", "allowed: a folder named like a Minari dataset, NAME-v0"),
+    ("tiny-v0", "csv", "format is 'csv'; allowed: parquet, minari"),
+])  # fmt: skip
+def test_a_wrong_name_or_format_is_one_line(tmp_path, capsys, out, format, says):
+    store = make_dataset(tmp_path / "d", tiny_terms(), 10)
+    with pytest.raises(SystemExit):
+        main(["--dataset", str(store.root), "--out", str(tmp_path / out), "--format", format])
+    assert says in capsys.readouterr().err

@@ -1,12 +1,14 @@
 """Relabelling: the network that acted finds the states it had, twice is once, and what comes out is a whole dataset."""
 
 import itertools
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from jobs.relabel import main
+from jobs.relabelling import one_ahead
 from pipeline.dataset import list_collectors, read_provenance, read_terms, shards_after, write_provenance
 from pipeline.environments import EnvironmentConfig
 from pipeline.scan import dataset_digest, list_shards
@@ -203,3 +205,39 @@ def test_workers_on_ray_write_the_same_bytes(tmp_path, ray_session):
     with pytest.raises(SystemExit):
         relabel(golden.store.root, params=params, out=tmp_path / "failed", workers=2)
     assert read_terms(LocalStore(tmp_path / "failed")) is None
+
+
+def test_one_group_is_made_ahead_and_no_more_and_what_it_raises_arrives():
+    made, closed = [], threading.Event()
+
+    def items():
+        try:
+            for number in range(4):
+                made.append(number)
+                yield number
+            raise ValueError("broken on purpose")
+        finally:
+            closed.set()
+
+    found = []
+    with pytest.raises(ValueError, match="broken on purpose"):
+        for item in one_ahead(items()):
+            assert len(made) <= item + 2
+            found.append(item)
+    assert found == [0, 1, 2, 3]
+    assert closed.is_set()
+
+
+def test_whoever_stops_early_ends_what_was_made_ahead():
+    closed = threading.Event()
+
+    def items():
+        try:
+            yield from itertools.count()
+        finally:
+            closed.set()
+
+    ahead = one_ahead(items())
+    assert next(ahead) == 0
+    ahead.close()
+    assert closed.is_set()

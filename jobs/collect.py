@@ -19,6 +19,7 @@ from jobs.command_line import dry_run, refuse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.presets import CoreOptions, Preset, laptop
+from jobs.run_tags import describe, run_tags
 from jobs.stopping import StopRequest
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
@@ -172,12 +173,18 @@ def main(argv: Sequence[str]) -> int:
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
             run_name=flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}",
-            tags={
-                "role": "collect",
-                "game": terms.env.env_id,
-                "dataset": store.root.name,
-                "collector": collector_id,
-            },
+            tags=run_tags(
+                "collect",
+                terms.env,
+                store=store,
+                preset=flags.source.preset,
+                seed=seed,
+                flags=asdict(flags),
+                collector=collector_id,
+            ),
+            description=describe("Plays", terms.env, store, preset=flags.source.preset, seed=seed),
+            parent_run_id=flags.tracking.parent_run_id,
+            system_metrics=True,
         )
     )
     tracker.params({**resolved, "provenance": provenance()})
@@ -198,7 +205,7 @@ def main(argv: Sequence[str]) -> int:
         except (ValueError, EnvironmentFailure) as error:
             problem = error
         finally:
-            lost = run.close(failed=problem is not None)
+            lost = run.close(stop, failed=problem is not None)
         status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
     if problem is not None:
         refuse(problem)

@@ -61,7 +61,7 @@ class CollectRun:
             if deadline is not None and time.monotonic() >= deadline:
                 stop.ask(f"{max_minutes} minutes")
 
-    def close(self, *, failed: bool) -> int:
+    def close(self, stop: StopRequest, *, failed: bool) -> int:
         """Write the open sequences as cut, publish everything, end the run; returns how many sequences were lost."""
         self._collector.finish()
         lost = self._spool.close(PUBLISH_SECONDS)
@@ -71,7 +71,7 @@ class CollectRun:
             lanes.close()
         self._track_episodes()
         self._report()
-        self._tracker.close(failed=failed or bool(lost))
+        self._tracker.close(failed=failed or bool(lost), hurried=lambda: stop.by_signal)
         return lost
 
     def summary(self) -> str:
@@ -90,7 +90,7 @@ class CollectRun:
             self._tracker.metrics({**values, "collect/episode_return": episode_return}, counts.env_steps)
         for version, episode_return, length in counts.take_evaluated():
             values = {"eval/episode_return": episode_return, "eval/episode_steps": length}
-            self._tracker.metrics({**values, "eval/parameter_version": version}, counts.env_steps)
+            self._tracker.metrics({**values, "eval/env_steps": counts.env_steps}, version)
 
     def _show(self, status: StatusLine) -> None:
         restarts = sum(lanes.restarts for lanes in self._groups)

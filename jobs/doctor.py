@@ -14,13 +14,13 @@ from rich.table import Table
 
 from jobs.command_line import parse, refuse, refusing
 from jobs.console import show_warnings
+from jobs.dataset_report import brief_rows
 from jobs.flags import default_threads
-from pipeline.brief import Brief, look_briefly
+from pipeline.brief import look_briefly
 from pipeline.dataset import read_terms
 from pipeline.store import open_store
 from pipeline.verify import DatasetReport, verify_dataset
 from schemas.shard import NO_LINEAGE
-from schemas.terms import DatasetTerms
 
 FAULTS_SHOWN = 50
 LEFTOVER_SECONDS = 10.0
@@ -54,31 +54,11 @@ def main(argv: Sequence[str]) -> int:
         if flags.fix:
             print(f"deleted {store.clean_leftovers(LEFTOVER_SECONDS)} leftovers of killed writers")
         if flags.brief:
-            show_brief(look_briefly(store, terms), terms)
+            _print_rows(brief_rows(look_briefly(store, terms), terms))
             return 0
         report = verify_dataset(store, threads=flags.threads)
     show(report)
     return 1 if report.faults else 0
-
-
-def show_brief(brief: Brief, terms: DatasetTerms) -> None:
-    """What is known without reading the dataset."""
-    versions = f"{min(brief.versions)} to {max(brief.versions)}" if brief.versions else "none"
-    geometry = terms.geometry
-    rows = {
-        "environment": terms.env.env_id,
-        "window": f"L {geometry.burn_in}, T {geometry.unroll}, n {geometry.bootstrap}, stride {geometry.stride}, "
-        f"K {geometry.frame_stack}",
-        "core": f"{terms.core.kind} {terms.core.layers} x {terms.core.width}",
-        "collectors": f"{brief.collectors}",
-        "shards": f"{brief.shards:,} ({brief.bytes / 1e6:,.1f} MB)",
-        "sequences": f"{brief.sequences:,}",
-        "env steps": f"{brief.env_steps:,}",
-        "digest": brief.digest,
-        f"in {brief.opened_shards} shards opened": f"parameter versions {versions}, {len(brief.lineages)} networks"
-        + (f", {brief.unreadable_shards} unreadable" if brief.unreadable_shards else ""),
-    }
-    _print_rows(rows)
 
 
 def show(report: DatasetReport) -> None:

@@ -81,11 +81,13 @@ class TrackingFlags:
         tracking_uri: an MLflow tracking URI, or ``none``. A relative sqlite file lies in the current folder.
         experiment: MLflow experiment, made when it is missing.
         run_name: name of this run, drawn when not given; a learner publishes under ``runs/<name>`` of its dataset.
+        parent_run_id: MLflow run id of the sweep that this run is a part of.
     """
 
     tracking_uri: str = DEFAULT_URI
     experiment: str = "r2d2"
     run_name: str | None = None
+    parent_run_id: str | None = None
 
     def __post_init__(self) -> None:
         TrackingConfig(uri=self.tracking_uri)

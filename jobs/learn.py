@@ -11,133 +11,44 @@ python jobs/learn.py --mix data/old=0.25          a quarter of every batch from 
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from jobs.command_line import dry_run, refuse, refusing
 from jobs.console import StatusLine, show_warnings, warn
-from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
+from jobs.dataset_report import dataset_report
+from jobs.flags import read_flags
 from jobs.held_out import HeldOutCheck
+from jobs.learn_flags import LearnFlags, check_identity, refuse_replay_settings
 from jobs.offline import dataset_tags, updates_of_epochs
 from jobs.parameters import read_parameters
-from jobs.presets import NetworkOptions, Preset, laptop
-from jobs.replays import FoundService, MixFlags, ServiceFlags, find_service, make_replay
+from jobs.replays import FoundService, find_service, make_replay
 from jobs.replicas import follow, join
 from jobs.run_folder import RunFolder, find_run_to_resume, new_run_name
+from jobs.run_tags import describe, run_tags
 from jobs.stopping import StopRequest
-from jobs.training import CheckpointConfig, Training
+from jobs.training import Training
+from jobs.training_report import TrainingReport
+from pipeline.charts import DIAGNOSTICS, LEARNING_CURVE
 from pipeline.dataset import read_terms
-from pipeline.limiter import LimiterConfig
-from pipeline.params import ParamsPublisher, PublishConfig
+from pipeline.params import ParamsPublisher
 from pipeline.prefetch import Prefetcher
 from pipeline.progress import ProgressWriter
 from pipeline.provenance import provenance
-from pipeline.replay import ReplayConfig
 from pipeline.replay_client import RemoteReplay
-from pipeline.retention import Retention, RetentionConfig
-from pipeline.tracking import TrackingConfig, make_tracker
-from r2d2.config import LearnerConfig
+from pipeline.retention import Retention
+from pipeline.returns import ReturnsFollower
+from pipeline.scan import dataset_digest
+from pipeline.store import LocalStore
+from pipeline.tracking import Tracker, TrackingConfig, make_tracker
 from r2d2.data_parallel import Replicas
-from r2d2.health import MemoryLimit
 from r2d2.learner import Learner
 from r2d2.tensors import transfer_buffer
-from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
 WAIT_SECONDS = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainFlags:
-    """For how long, where, and from what to train.
-
-    Attributes:
-        updates: stop when the learner has done this many updates in all.
-        epochs: with ``--offline``: stop when as many sequences have been drawn, in all, as this many times the dataset.
-        max_minutes: stop after this many minutes.
-        seed: of the network's initialisation and the draws.
-        device: of the learner; default: cuda where there is a GPU, else cpu.
-        threads: torch and decoding threads; default: half the cores, the odd one included.
-        init_from: go on from the network, lineage and version in this file, checkpoint or run folder.
-        dq_every: updates between two measurements of dQ under all four start strategies; 0: none (paper, section 3).
-        offline: train on the dataset as it is: no ratio to keep, nothing is written into it.
-        held_out_every: with ``--held-out``: updates between two measurements on the episodes kept apart.
-        deterministic: no prefetch, every draw follows the last update: same data, same seed, same updates.
-        run_dir: folder of checkpoints; default ``runs/<run name>`` in the current folder.
-        resume: continue the run named by ``--run-name`` or ``--run-dir``, else the newest of this dataset.
-        dry_run: print the resolved configuration and stop.
-    """
-
-    updates: int | None = None
-    epochs: float | None = None
-    max_minutes: float | None = None
-    seed: int = 0
-    device: str | None = None
-    threads: int = 1
-    init_from: Path | None = None
-    dq_every: int = 0
-    offline: bool = False
-    held_out_every: int = 500
-    deterministic: bool = False
-    run_dir: Path | None = None
-    resume: bool = False
-    dry_run: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "epochs", "max_minutes", "threads", "held_out_every"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; allowed: above 0")
-        for name in ("seed", "dq_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
-        if self.epochs is not None and (not self.offline or self.updates is not None):
-            raise ValueError(f"epochs is {self.epochs}; allowed: with --offline and without --updates")
-        if self.init_from is not None and self.resume:
-            raise ValueError(f"init_from is {str(self.init_from)!r}; allowed: without --resume, which has a network")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnFlags:
-    """Flags of learn.py."""
-
-    source: DatasetFlags = field(default_factory=DatasetFlags)
-    train: TrainFlags = field(default_factory=TrainFlags)
-    window: SequenceGeometry = field(default_factory=lambda: laptop().geometry)
-    network: NetworkOptions = field(default_factory=NetworkOptions)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
-    service: ServiceFlags = field(default_factory=ServiceFlags)
-    mixing: MixFlags = field(default_factory=MixFlags)
-    replay: ReplayConfig = field(default_factory=lambda: laptop().replay)
-    limiter: LimiterConfig = field(default_factory=lambda: laptop().limiter)
-    publish: PublishConfig = field(default_factory=PublishConfig)
-    retention: RetentionConfig = field(default_factory=RetentionConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    memory: MemoryLimit = field(default_factory=MemoryLimit)
-    tracking: TrackingFlags = field(default_factory=TrackingFlags)
-
-    def __post_init__(self) -> None:
-        self.limiter.refuse_capacity(self.replay.capacity)
-        if self.train.offline and self.retention.deletes:
-            raise ValueError("retain_gb, retain_sequences are set; allowed: neither with --offline")
-        if self.replay.held_out and not self.train.offline:
-            raise ValueError(f"held_out is {self.replay.held_out}; allowed: with --offline, on a fixed dataset")
-        if self.service.replay and self.mixing.mix:
-            raise ValueError("mix is set; allowed: without --replay, whose serve_replay.py takes --mix itself")
-
-    @classmethod
-    def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "LearnFlags":
-        network = preset.network.with_core(terms.core) if terms else preset.network
-        return cls(
-            train=TrainFlags(threads=default_threads(for_learner=True)),
-            window=terms.geometry if terms else preset.geometry,
-            network=network,
-            learner=preset.learner,
-            replay=preset.replay,
-            limiter=preset.limiter,
-        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -156,14 +67,14 @@ def main(argv: Sequence[str]) -> int:
                 argv = [*argv, "--dataset", service.description.dataset]
                 flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
             service.refuse_other_dataset(terms, str(flags.source.store().root))
-            _refuse_replay_settings(flags, LearnFlags.defaults(preset, terms))
+            refuse_replay_settings(flags, LearnFlags.defaults(preset, terms))
         if terms is None:
             if not _wait_for_dataset(flags, stop, status):
                 return 0
             flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
         if terms is None:
             refuse("dataset.json has gone again")
-        _check_identity(flags, preset, terms)
+        check_identity(flags, preset, terms)
         torch.set_num_threads(flags.train.threads)
         replicas, device = join(flags.train.device, flags.limiter.batch_size)
         learner = _make_learner(flags, terms, device, replicas)
@@ -184,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         problem = error
     finally:
-        written = training.close(failed=failed)
+        written = training.close(stop, failed=failed)
         replicas.close(failed=failed)
         print(f"learn: stopped ({stop.reason or 'failed'}): {training.summary()}", flush=True)
     if problem is not None:
@@ -237,24 +148,26 @@ def _build(
             seed=train.seed,
             threads=train.threads,
         )
-    tracker = make_tracker(
-        TrackingConfig(
-            uri=flags.tracking.tracking_uri,
-            experiment=flags.tracking.experiment,
-            run_name=name,
-            tags={
-                "role": "learn",
-                "game": terms.env.env_id,
-                "dataset": store.root.name,
-                "run": publishes_as,
-                **dataset_tags(store, "start"),
-            },
-            run_id=folder.record.get("mlflow_run_id") if train.resume else None,
-        )
-    )
+    tracker = _make_tracker(flags, terms, store, folder, name, publishes_as)
     progress = None
     if not offline and not isinstance(replay, RemoteReplay):  # A replay elsewhere publishes its own progress.
         progress = ProgressWriter(store, name, lambda: replay.progress(learner.updates))
+    report = TrainingReport(
+        learner=learner,
+        replay_metrics=replay.metrics,
+        env=terms.env,
+        folder=folder,
+        tracker=tracker,
+        memory=flags.memory,
+        dq_every=train.dq_every,
+        held_out=HeldOutCheck(
+            store, terms, share=flags.replay.held_out, gamma=flags.learner.gamma, every=train.held_out_every
+        )
+        if flags.replay.held_out
+        else None,
+        returns=None if offline else ReturnsFollower(store, terms),
+        closing_tags=lambda: dataset_tags(store, "close"),
+    )
     training = Training(
         learner=learner,
         replay=replay,
@@ -268,16 +181,8 @@ def _build(
         publisher=None if offline else ParamsPublisher(store, publishes_as, flags.publish),
         retention=None if offline else Retention(store, flags.retention),
         folder=folder,
-        tracker=tracker,
+        report=report,
         config=flags.checkpoint,
-        memory=flags.memory,
-        dq_every=train.dq_every,
-        held_out=HeldOutCheck(
-            store, terms, share=flags.replay.held_out, gamma=flags.learner.gamma, every=train.held_out_every
-        )
-        if flags.replay.held_out
-        else None,
-        closing_tags=lambda: dataset_tags(store, "close"),
     )
     if train.resume:
         for line in training.restore():
@@ -286,6 +191,8 @@ def _build(
         tracker.params(
             {**asdict(flags), "terms": asdict(terms), "network": asdict(learner.spec), "provenance": provenance()}
         )
+        tracker.dataset(store.root.name, dataset_digest(store), str(store.root), "training")
+        tracker.text("dataset/report.txt", dataset_report(store, terms))
     folder.write({"run": name, "dataset": str(store.root)})
     parameters = sum(value.numel() for value in learner.network.parameters())
     status.say(
@@ -296,12 +203,33 @@ def _build(
     return training
 
 
-def _refuse_replay_settings(flags: LearnFlags, defaults: LearnFlags) -> None:
-    """What decides the draws is the service's affair: a flag that would do nothing is refused."""
-    for ours, default in ((flags.replay, defaults.replay), (flags.limiter, defaults.limiter)):
-        for name, value in asdict(ours).items():
-            if name != "batch_size" and value != getattr(default, name):
-                raise ValueError(f"{name} is {value}; allowed: not with --replay, give it to serve_replay.py")
+def _make_tracker(
+    flags: LearnFlags, terms: DatasetTerms, store: LocalStore, folder: RunFolder, name: str, publishes_as: str
+) -> Tracker:
+    """``name`` is the run's; ``publishes_as`` whose parameters it replaces in the dataset."""
+    train, preset = flags.train, flags.source.preset
+    config = TrackingConfig(
+        uri=flags.tracking.tracking_uri,
+        experiment=flags.tracking.experiment,
+        run_name=name,
+        tags=run_tags(
+            "learn",
+            terms.env,
+            store=store,
+            preset=preset,
+            seed=train.seed,
+            flags=asdict(flags),
+            run=publishes_as,
+            run_folder=str(folder.path.absolute()),
+            **dataset_tags(store, "start"),
+        ),
+        description=describe("Learns", terms.env, store, preset=preset, seed=train.seed),
+        run_id=folder.record.get("mlflow_run_id") if train.resume else None,
+        parent_run_id=flags.tracking.parent_run_id,
+        charts=(LEARNING_CURVE, DIAGNOSTICS),
+        system_metrics=True,
+    )
+    return make_tracker(config)
 
 
 def _wait_for_dataset(flags: LearnFlags, stop: StopRequest, status: StatusLine) -> bool:
@@ -314,21 +242,6 @@ def _wait_for_dataset(flags: LearnFlags, stop: StopRequest, status: StatusLine) 
         if stop.wait(WAIT_SECONDS) or (limit is not None and time.monotonic() - started > limit):
             return False
     return True
-
-
-def _check_identity(flags: LearnFlags, preset: Preset, terms: DatasetTerms) -> None:
-    """Flags that speak of the environment must agree with the dataset; the others never need to be given."""
-    if not flags.source.names_identity():
-        return
-    wanted = flags.source.environment(preset, terms)
-    for name, ours, theirs in (
-        ("env", wanted.env_id, terms.env.env_id),
-        ("sticky", wanted.sticky, terms.env.sticky),
-        ("life_loss", wanted.life_loss, terms.env.life_loss),
-        ("env_arg", wanted.arguments, dict(terms.env.arguments)),
-    ):
-        if ours != theirs:
-            raise ValueError(f"{name} is {ours}; allowed: {theirs}, which the dataset has")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,17 @@ FORCED_STATUS = 130
 
 
 class StopRequest:
-    """Becomes set on the first SIGINT or SIGTERM, or when the job itself has done what it was asked to do."""
+    """Becomes set on the first SIGINT or SIGTERM, or when the job itself has done what it was asked to do.
+
+    Attributes:
+        reason: why, in a word or two.
+        by_signal: somebody wants the job gone, also if it was about to end by itself.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.reason = ""
+        self.by_signal = False
 
     def listen(self) -> "StopRequest":
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -33,7 +39,8 @@ class StopRequest:
         return self._event.wait(seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self:
+        if self.by_signal:
             sys.stderr.write("stopping at once\n")
             os._exit(FORCED_STATUS)
+        self.by_signal = True
         self.ask(signal.Signals(number).name)

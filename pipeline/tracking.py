@@ -1,34 +1,22 @@
-"""Runs, parameters and metrics to MLflow, from a thread of their own, so that tracking never stops training.
+"""What a job says about its run: the interface, where the run lives, and names that MLflow accepts.
 
-What cannot be delivered stays queued and is tried again; what is still undelivered at the end is counted and said.
-The only module that imports mlflow, and only when a tracker is made.
+The calls leave from a thread of their own (``mlflow_tracker``), so that tracking never stops training.
 """
 
-import contextlib
-import fcntl
-import json
-import logging
-import math
-import os
 import re
-import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from pipeline.charts import Chart
+from pipeline.model_folder import ModelFolder
+
 DEFAULT_URI = "sqlite:///mlflow.db"
 NONE = "none"
-SEND_SECONDS = 2.0
-RETRY_SECONDS = 5.0
-CLOSE_SECONDS = 6.0  # A stopped job is to be gone within ten seconds.
-BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's own limits for one call.
-PARAM_CHARACTERS = 500  # MLflow cuts at 6,000 without a word; the whole configuration is an artifact anyway.
-MAX_QUEUED_METRICS = 200_000
+CLOSE_SECONDS = 60.0
+STOPPED_SECONDS = 6.0  # A job stopped by a signal is to be gone within ten seconds.
 
 
 class Tracker(Protocol):
@@ -40,24 +28,52 @@ class Tracker(Protocol):
 
     def text(self, name: str, text: str) -> None: ...
 
-    def artifact(self, path: Path) -> None: ...
+    def artifact(self, path: Path, folder: str = "") -> None: ...
+
+    def model(self, model: ModelFolder, name: str, step: int) -> None: ...
+
+    def dataset(self, name: str, digest: str, source: str, context: str) -> None: ...
 
     def tags(self, values: dict[str, str]) -> None: ...
 
     def run_id(self) -> str | None: ...
 
-    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int: ...
+    def close(
+        self,
+        *,
+        failed: bool = False,
+        timeout_seconds: float = CLOSE_SECONDS,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """``uri``: an MLflow tracking URI, or ``none``. ``run_id`` continues an existing run."""
+    """Where a run lives, and what a person can find it by.
+
+    Attributes:
+        uri: an MLflow tracking URI, or ``none``.
+        experiment: made when it is missing.
+        run_name: MLflow draws one when it is empty.
+        tags: as ``run_tags`` makes them.
+        description: one or two sentences, shown above the run's metrics.
+        run_id: an existing run, to be continued.
+        joins: the run is another job's: its state, description and parameters stay as they are, things are only added.
+        parent_run_id: the run of the sweep that this one is a part of.
+        charts: drawn again and again from what the run has logged, while it runs.
+        system_metrics: processor, memory, disk, network and GPU every few seconds.
+    """
 
     uri: str = DEFAULT_URI
     experiment: str = "r2d2"
     run_name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    description: str = ""
     run_id: str | None = None
+    joins: bool = False
+    parent_run_id: str | None = None
+    charts: tuple[Chart, ...] = ()
+    system_metrics: bool = False
 
     def __post_init__(self) -> None:
         scheme = urlsplit(self.uri).scheme
@@ -66,10 +82,16 @@ class TrackingConfig:
                 f"tracking_uri is {self.uri!r}; allowed: {NONE}, {DEFAULT_URI}, http://host:port or another database "
                 "(MLflow no longer stores runs in plain folders)"
             )
+        if self.joins and self.run_id is None:
+            raise ValueError("run_id is None; allowed: a run, when it is to be joined")
 
 
 def make_tracker(config: TrackingConfig) -> Tracker:
-    return NullTracker() if config.uri == NONE else MLflowTracker(config)
+    if config.uri == NONE:
+        return NullTracker()
+    from pipeline.mlflow_tracker import MLflowTracker
+
+    return MLflowTracker(config)
 
 
 class NullTracker:
@@ -81,190 +103,25 @@ class NullTracker:
 
     def text(self, name: str, text: str) -> None: ...
 
-    def artifact(self, path: Path) -> None: ...
+    def artifact(self, path: Path, folder: str = "") -> None: ...
+
+    def model(self, model: ModelFolder, name: str, step: int) -> None: ...
+
+    def dataset(self, name: str, digest: str, source: str, context: str) -> None: ...
 
     def tags(self, values: dict[str, str]) -> None: ...
 
     def run_id(self) -> str | None:
         return None
 
-    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int:
+    def close(
+        self,
+        *,
+        failed: bool = False,
+        timeout_seconds: float = CLOSE_SECONDS,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> int:
         return 0
-
-
-@dataclass(frozen=True)
-class _Metric:
-    name: str
-    value: float
-    step: int
-    milliseconds: int
-
-
-class MLflowTracker:
-    """Queues what it is given; a daemon thread opens the run and delivers in batches.
-
-    Attributes:
-        lost_metrics: dropped because the queue was full, or undelivered at ``close``.
-        failures: calls to MLflow that raised.
-    """
-
-    def __init__(self, config: TrackingConfig) -> None:
-        self._config = config
-        self._lock = threading.Lock()
-        self._metrics: deque[_Metric] = deque()
-        self._calls: deque[tuple[str, tuple]] = deque()
-        self._names = MetricNames()
-        self._run_id: str | None = config.run_id
-        self._run_known = threading.Event()
-        self._closing = threading.Event()
-        self._wake = threading.Event()
-        self._status = "FINISHED"
-        self._give_up_at = math.inf
-        self._told_before = -1
-        self.lost_metrics = 0
-        self.failures = 0
-        self._thread = threading.Thread(target=self._deliver, name="mlflow", daemon=True)
-        self._thread.start()
-
-    def params(self, values: dict[str, Any]) -> None:
-        """Also stores the whole of ``values``, uncut, as the artifact ``config.json``."""
-        short = {self._names.legal(name): str(value)[:PARAM_CHARACTERS] for name, value in flatten(values).items()}
-        with self._lock:
-            self._calls.append(("params", (short,)))
-            self._calls.append(("text", ("config.json", json.dumps(values, indent=1, default=str))))
-
-    def metrics(self, values: dict[str, float], step: int) -> None:
-        """Finite values only; MLflow's databases refuse the others, which health metrics count."""
-        milliseconds = int(time.time() * 1000)
-        if step <= self._told_before and self._config.run_id is not None:
-            return  # A resumed run comes to steps that it logged before it was killed: its curves stay in order.
-        new = [
-            _Metric(self._names.legal(name), float(value), step, milliseconds)
-            for name, value in values.items()
-            if math.isfinite(value)
-        ]
-        with self._lock:
-            self._metrics.extend(new)
-            while len(self._metrics) > MAX_QUEUED_METRICS:
-                self._metrics.popleft()
-                self.lost_metrics += 1
-
-    def text(self, name: str, text: str) -> None:
-        with self._lock:
-            self._calls.append(("text", (name, text)))
-
-    def artifact(self, path: Path) -> None:
-        """The file at ``path``, under its own name; it must be there until it has been sent."""
-        with self._lock:
-            self._calls.append(("artifact", (str(path),)))
-
-    def tags(self, values: dict[str, str]) -> None:
-        with self._lock:
-            self._calls.append(("tags", (values,)))
-
-    def run_id(self) -> str | None:
-        """None until the run has been opened."""
-        return self._run_id if self._run_known.is_set() else None
-
-    def close(self, *, failed: bool = False, timeout_seconds: float = CLOSE_SECONDS) -> int:
-        """Deliver what is queued, end the run, and return how many metrics were lost (also said on stderr)."""
-        self._status = "FAILED" if failed else "FINISHED"
-        self._give_up_at = time.monotonic() + timeout_seconds
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(timeout_seconds + 0.5)
-        with self._lock:
-            self.lost_metrics += len(self._metrics)
-            lost_calls = len(self._calls)
-            self._metrics.clear()
-        if self.lost_metrics or lost_calls or self._thread.is_alive():
-            _say(f"tracking: {self.lost_metrics} metrics and {lost_calls} other records could not be delivered")
-        return self.lost_metrics
-
-    def _deliver(self) -> None:
-        client = None
-        while True:
-            try:
-                if client is None:
-                    client = self._open_run()
-                self._send(client)
-                if self._closing.is_set():
-                    self._send(client)
-                    client.set_terminated(str(self._run_id), self._status)
-                    return
-                self._wake.wait(SEND_SECONDS)
-            except Exception as error:  # Whatever MLflow raises must not reach the job.
-                self.failures += 1
-                if self.failures == 1 or self.failures % 20 == 0:
-                    _say(f"tracking: {_one_line(error)}; trying again every {RETRY_SECONDS:.0f} s, training goes on")
-                self._closing.wait(RETRY_SECONDS)
-                if time.monotonic() > self._give_up_at:
-                    return
-                if self._closing.is_set():
-                    time.sleep(0.5)
-
-    def _open_run(self):
-        _quiet_mlflow()
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-
-        with _only_one_process(self._config.uri):
-            client = MlflowClient(tracking_uri=self._config.uri)  # Makes the tables of an empty database.
-            found = client.get_experiment_by_name(self._config.experiment)
-            try:
-                experiment = found.experiment_id if found else client.create_experiment(self._config.experiment)
-            except MlflowException:  # Another host was faster.
-                found = client.get_experiment_by_name(self._config.experiment)
-                if found is None:
-                    raise
-                experiment = found.experiment_id
-        if self._run_id is None:
-            run = client.create_run(experiment, run_name=self._config.run_name or None, tags=self._config.tags)
-            self._run_id = run.info.run_id
-        else:
-            client.update_run(self._run_id, status="RUNNING")
-            self._forget_what_was_told(client)
-        self._run_known.set()
-        return client
-
-    def _forget_what_was_told(self, client) -> None:
-        """Drop what a resumed run has queued at steps that it had logged already before it was killed."""
-        told = client.get_run(self._run_id).data._metric_objs
-        self._told_before = max((metric.step for metric in told), default=-1)
-        with self._lock:
-            self._metrics = deque(metric for metric in self._metrics if metric.step > self._told_before)
-
-    def _send(self, client) -> None:
-        from mlflow.entities import Metric, Param, RunTag
-
-        while True:
-            with self._lock:
-                call = self._calls[0] if self._calls else None
-            if call is None:
-                break
-            kind, arguments = call
-            if kind == "text":
-                name, text = arguments
-                client.log_text(self._run_id, text, name)
-            elif kind == "artifact":
-                client.log_artifact(self._run_id, *arguments)
-            elif kind == "params":
-                pairs = list(arguments[0].items())
-                for at in range(0, len(pairs), BATCH_PARAMS):
-                    client.log_batch(self._run_id, params=[Param(*pair) for pair in pairs[at : at + BATCH_PARAMS]])
-            else:
-                client.log_batch(self._run_id, tags=[RunTag(*pair) for pair in arguments[0].items()])
-            with self._lock:
-                self._calls.popleft()
-        while True:
-            with self._lock:
-                batch = [self._metrics[i] for i in range(min(BATCH_METRICS, len(self._metrics)))]
-            if not batch:
-                return
-            client.log_batch(self._run_id, metrics=[Metric(m.name, m.value, m.milliseconds, m.step) for m in batch])
-            with self._lock:
-                for _ in batch:
-                    self._metrics.popleft()
 
 
 class MetricNames:
@@ -296,33 +153,3 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-@contextlib.contextmanager
-def _only_one_process(uri: str) -> Iterator[None]:
-    """Serialises the first open of an sqlite database, which races between processes (tables and experiment)."""
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    database = Path(uri.removeprefix("sqlite:///"))
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{database}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _quiet_mlflow() -> None:
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

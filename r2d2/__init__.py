@@ -2,3 +2,7 @@
 
 Knows numbers and tensors only: no path, socket, clock or file format.
 """
+
+from r2d2.portable import PortablePolicy, build_policy
+
+__all__ = ["PortablePolicy", "build_policy"]

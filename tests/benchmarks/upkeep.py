@@ -16,7 +16,8 @@ import psutil
 
 from jobs import collect, learn
 from jobs.training import CheckpointConfig, Training
-from pipeline.tracking import MLflowTracker
+from jobs.training_report import TrainingReport
+from pipeline.mlflow_tracker import MLflowTracker
 
 MOST = 0.02
 
@@ -56,7 +57,7 @@ def main() -> int:
 
     MLflowTracker._deliver, MLflowTracker._open_run = measured_delivery, measured_opening
     timed(Training, "run", "run")
-    timed(Training, "_log", "logging")
+    timed(TrainingReport, "report_if_due", "logging")
     timed(Training, "_save", "checkpoint")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

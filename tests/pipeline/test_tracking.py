@@ -1,6 +1,7 @@
 """Tracking against a real MLflow on sqlite: nothing raises into the job, nothing is altered silently."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -8,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tracking import MetricNames, MLflowTracker, NullTracker, TrackingConfig, make_tracker
+from pipeline.charts import LEARNING_CURVE
+from pipeline.mlflow_tracker import MLflowTracker
+from pipeline.tracking import MetricNames, NullTracker, TrackingConfig, make_tracker
+from tests.mlflow_session import mlflow_template
 
+__all__ = ["mlflow_template"]
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
 
 
@@ -75,7 +80,9 @@ def test_none_is_a_real_mode():
 
 TWO = """
 import sys
-from pipeline.tracking import MLflowTracker, TrackingConfig
+from pipeline.charts import LEARNING_CURVE
+from pipeline.mlflow_tracker import MLflowTracker
+from pipeline.tracking import TrackingConfig
 tracker = MLflowTracker(TrackingConfig(uri=sys.argv[1], experiment="shared"))
 tracker.metrics({"a": 1.0}, 0)
 lost = tracker.close(timeout_seconds=60)
@@ -95,3 +102,81 @@ def test_two_jobs_that_start_at_once_on_an_empty_folder_share_the_experiment(tmp
     experiment = client.get_experiment_by_name("shared")
     assert {client.get_run(run_id).info.experiment_id for run_id, _ in said} == {experiment.experiment_id}
     assert [lost for _, lost in said] == ["0", "0"]
+
+
+@pytest.fixture
+def uri(tmp_path, mlflow_template, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)  # Artifacts of a run lie in the current folder.
+    shutil.copy(mlflow_template, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_run_can_be_found_and_a_job_that_joins_it_adds_without_changing_it(uri, tmp_path):
+    parent = MLflowTracker(TrackingConfig(uri=uri, run_name="sweep"))
+    assert parent.close() == 0
+    owner = MLflowTracker(
+        TrackingConfig(
+            uri=uri, run_name="child", tags={"role": "learn"}, description="Learns.", parent_run_id=parent.run_id(),
+            charts=(LEARNING_CURVE,), system_metrics=True,
+        )
+    )  # fmt: skip
+    owner.params({"seed": 1})
+    owner.dataset("pong", "a" * 32, "/data/pong", "training")
+    while owner.run_id() is None:
+        time.sleep(0.02)
+    guest = MLflowTracker(TrackingConfig(uri=uri, run_id=owner.run_id(), joins=True, tags={"role": "evaluate"}))
+    guest.params({"seed": 2})
+    guest.metrics({"eval/return_mean": 3.0}, 7)
+    assert guest.close() == 0
+    client = client_of(uri)
+    assert client.get_run(owner.run_id()).info.status == "RUNNING"
+    owner.metrics({"collect/return_mean": 1.0, "collect/env_steps": 50}, 50)
+    assert owner.close() == 0
+    run = client.get_run(owner.run_id())
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"seed": "1"}
+    assert run.data.metrics["eval/return_mean"] == 3.0
+    assert run.data.tags["mlflow.parentRunId"] == parent.run_id()
+    assert run.data.tags["mlflow.note.content"] == "Learns."
+    assert run.data.tags["role"] == "learn"
+    assert run.inputs.dataset_inputs[0].dataset.digest == "a" * 32
+    assert run.data.metrics["system/system_memory_usage_percentage"] > 0
+    names = {path.path for path in client.list_artifacts(owner.run_id())}
+    assert names == {"config.json", "evaluate.json", "plots"}
+    (plot,) = client.list_artifacts(owner.run_id(), "plots")
+    assert plot.path == "plots/learning_curve.png"
+
+
+def test_a_resumed_run_logs_no_step_of_a_metric_twice_and_each_metric_has_its_own_steps(uri):
+    first = MLflowTracker(TrackingConfig(uri=uri))
+    first.metrics({"learn/loss": 1.0}, 5)
+    first.metrics({"collect/env_steps": 1000.0}, 1000)
+    assert first.close() == 0
+    again = MLflowTracker(TrackingConfig(uri=uri, run_id=first.run_id()))
+    for step in (4, 5, 6):
+        again.metrics({"learn/loss": 10.0 + step}, step)
+    assert again.close() == 0
+    history = client_of(uri).get_metric_history(first.run_id(), "learn/loss")
+    assert sorted((metric.step, metric.value) for metric in history) == [(5, 1.0), (6, 16.0)]
+
+
+def test_what_can_never_be_delivered_holds_nothing_up(uri, tmp_path, capfd):
+    tracker = MLflowTracker(TrackingConfig(uri=uri))
+    tracker.artifact(tmp_path / "gone.png", "plots")
+    tracker.tags({"after": "it"})
+    tracker.metrics({"a": 1.0}, 0)
+    assert tracker.close() == 0
+    assert "a record (artifact) is left out: FileNotFoundError" in capfd.readouterr().err
+    run = client_of(uri).get_run(tracker.run_id())
+    assert (run.data.tags["after"], run.data.metrics) == ("it", {"a": 1.0})
+
+
+def test_a_job_that_ended_by_itself_waits_and_says_so_until_somebody_wants_it_gone(monkeypatch, capfd):
+    monkeypatch.setattr("pipeline.mlflow_tracker.SAY_SECONDS", 0.3)
+    monkeypatch.setattr("pipeline.mlflow_tracker.STOPPED_SECONDS", 1.0)
+    tracker = MLflowTracker(TrackingConfig(uri="http://127.0.0.1:9"))
+    tracker.metrics({"a": 1.0}, 0)
+    started = time.monotonic()
+    assert tracker.close(hurried=lambda: time.monotonic() - started > 0.8) == 1
+    assert 0.9 < time.monotonic() - started < 5
+    assert "tracking: waits for http://127.0.0.1:9 to take 1 metrics and 0 other records, 5" in capfd.readouterr().err

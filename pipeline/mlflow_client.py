@@ -1,0 +1,166 @@
+"""MLflow's own client, opened so that processes do not race, quietly, and the few calls that take more than one line.
+
+Imports mlflow inside its functions only.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.charts import Histories, History
+from pipeline.model_folder import ModelFolder
+
+ARTIFACT = "network"  # The model's folder inside MLflow's.
+
+
+def connect(uri: str, experiment: str) -> tuple[Any, str]:
+    """An ``MlflowClient`` and the id of ``experiment``, which is made when it is missing."""
+    quiet_mlflow()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    with _only_one_process(uri):
+        client = MlflowClient(tracking_uri=uri)  # Makes the tables of an empty database.
+        found = client.get_experiment_by_name(experiment)
+        if found is not None:
+            return client, found.experiment_id
+        try:
+            return client, client.create_experiment(experiment)
+        except MlflowException:  # Another host was faster.
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                raise
+            return client, found.experiment_id
+
+
+def metric_histories(client: Any, run_id: str, names: Iterable[str]) -> Histories:
+    """What a run has logged under each of ``names``, in the order of time; without those never logged."""
+    known = client.get_run(run_id).data.metrics.keys()
+    histories = {}
+    for name in names:
+        if name in known:
+            logged = sorted(client.get_metric_history(run_id, name), key=lambda metric: (metric.timestamp, metric.step))
+            histories[name] = History(
+                np.array([metric.step for metric in logged], np.int64),
+                np.array([metric.timestamp / 1000 for metric in logged]),
+                np.array([metric.value for metric in logged]),
+            )
+    return histories
+
+
+def log_model(client: Any, uri: str, run_id: str, model: ModelFolder, name: str, step: int) -> str:
+    """``model`` as the run's model ``name``; an older one of that name is deleted. Returns its ``models:/`` URI.
+
+    MLflow calls it once with the example, in this process, before it is stored.
+    """
+    import mlflow.pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(arrays: Any) -> Schema:
+        return Schema([TensorSpec(array.dtype, (-1, *array.shape[1:]), key) for key, array in arrays.items()])
+
+    experiment_id = client.get_run(run_id).info.experiment_id
+    older = [
+        logged
+        for logged in client.search_logged_models([experiment_id], filter_string=f"name = '{name}'")
+        if logged.source_run_id == run_id
+    ]
+    created = client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
+    with _tracking_to(uri), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of type hints that a dictionary of tensors cannot have.
+        logged = Model.log(
+            artifact_path=None,
+            name=name,
+            model_id=created.model_id,
+            run_id=run_id,
+            flavor=mlflow.pyfunc,
+            step=step,
+            python_model=str(model.script),
+            artifacts={ARTIFACT: str(model.path)},
+            signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
+            input_example=dict(model.inputs),
+            pip_requirements=list(model.requirements),
+        )
+    for each in older:
+        client.delete_logged_model(each.model_id)
+    return logged.model_uri
+
+
+def download_model(uri: str, model_uri: str, folder: Path) -> tuple[Path, str | None]:
+    """The model's own folder below ``folder``, and the run that logged it.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    quiet_mlflow()
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model
+
+    try:
+        with _tracking_to(uri):
+            path = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri, dst_path=str(folder)))
+        model = Model.load(str(path))
+        return path / model.flavors["python_function"]["artifacts"][ARTIFACT]["path"], model.run_id
+    except (MlflowException, OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"model is {model_uri!r}; allowed: runs:/RUN/last, models:/ID, as {uri} has ({reason})"
+        ) from error
+
+
+def system_monitors() -> list[Any]:
+    """MLflow's own monitors of the machine, as many as work here."""
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+    with contextlib.suppress(ImportError, RuntimeError):  # No GPU.
+        monitors.append(GPUMonitor())
+    return monitors
+
+
+def quiet_mlflow() -> None:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _tracking_to(uri: str) -> Iterator[None]:
+    """Some of MLflow's functions know one tracking URI for the whole process only."""
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+@contextlib.contextmanager
+def _only_one_process(uri: str) -> Iterator[None]:
+    """Serialises the first open of an sqlite database, which races between processes (tables and experiment)."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    database = Path(uri.removeprefix("sqlite:///"))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{database}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from jobs.console import warn
+from jobs.ladder import lanes_of_groups
 from jobs.parameters import read_parameters, refuse_misfit
 from r2d2.config import LearnerConfig
-from r2d2.exploration import epsilon_ladder
 from r2d2.policy import RecurrentPolicy
 from r2d2.priorities import initial_priorities
 from r2d2.serialize import Parameters, network_of, params_from_bytes
@@ -45,12 +45,9 @@ class ActingPolicy:
         self.terms = terms
         self.version = -1
         self._learner, self._device = learner, device
-        epsilons = epsilon_ladder(sum(groups), **_ladder(ladder))
         self.policies = [
             RecurrentPolicy(terms.core, terms.env.num_actions, rungs, own_generator, device)
-            for rungs, own_generator in zip(
-                np.split(epsilons, np.cumsum(groups)[:-1]), generator.spawn(len(groups)), strict=True
-            )
+            for rungs, own_generator in lanes_of_groups(groups, ladder, generator)
         ]
 
         self.evaluation_policy = RecurrentPolicy(
@@ -62,12 +59,12 @@ class ActingPolicy:
         )
 
     @property
-    def has_network(self) -> bool:
-        return self.version >= 0
-
-    @property
     def waits_for(self) -> str:
-        return "a learner's parameters, acts at random meanwhile"
+        return "" if self.version >= 0 else "a learner's parameters, acts at random meanwhile"
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing to tell beside the version."""
+        return {}
 
     def use_published(self, data: bytes) -> None:
         """Act with these parameters from now on. Damaged bytes are named and left; the ones in use stay.
@@ -116,12 +113,3 @@ class ActingPolicy:
                 for b in range(len(batch))
             ]
         )
-
-
-def _ladder(text: str | None) -> dict[str, int]:
-    if text is None:
-        return {}
-    offset, colon, total = text.partition(":")
-    if not colon or not offset.isdigit() or not total.isdigit():
-        raise ValueError(f"ladder is {text!r}; allowed: OFFSET:TOTAL, two whole numbers")
-    return {"offset": int(offset), "total": int(total)}

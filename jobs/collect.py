@@ -2,12 +2,14 @@
 
 python jobs/collect.py                                   ALE/Pong-v5 into data/pong
 python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
+python jobs/collect.py --policy table                    without a network; see label.py
 """
 
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +17,18 @@ import torch
 
 from jobs.acting import ActingPolicy
 from jobs.collecting import CollectRun
-from jobs.command_line import dry_run, refuse, refusing
+from jobs.command_line import dry_run, peek, refuse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.presets import CoreOptions, Preset, laptop
 from jobs.run_tags import describe, run_tags
+from jobs.stateless import StatelessActing
 from jobs.stopping import StopRequest
+from pipeline.action_table import TablePoller
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
-from pipeline.environments import EnvironmentFailure, make_lane_groups, make_lanes
+from pipeline.environments import EnvironmentConfig, EnvironmentFailure, make_lane_groups, make_lanes
+from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
 from pipeline.rollout import Rollout
@@ -34,10 +39,12 @@ from pipeline.store import LocalStore
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.health import MemoryLimit, SpeedLimit
 from schemas.geometry import SequenceGeometry
+from schemas.specs import CoreSpec
 from schemas.terms import DatasetTerms
 
 EVALUATION_SEED = 2**29
 LEFTOVER_SECONDS = 5.0  # Temporary files of killed writers; living ones hold a lock on theirs.
+POLICIES = ("recurrent", "table", "random")
 MAX_SEED = 2**29  # Lane i takes seed + i, and the emulator takes 31 bits.
 
 
@@ -54,6 +61,9 @@ class ActFlags:
         params: act with the fixed parameters in this file instead of following a learner.
         ladder: ``OFFSET:TOTAL``, where this process's lanes stand on a ladder shared by several.
         eval_lanes: further lanes that act at epsilon 0.001, are logged, and write no sequences.
+        policy: ``recurrent`` acts with a network (paper); ``table`` by the table of greedy actions that label.py
+            publishes, at random where it has none (article 3.4); ``random``. The last two run no network: their
+            sequences hold no states, and no core unless the dataset has one or ``--core`` names one.
         device: of the acting network.
         dry_run: print the resolved configuration and stop.
     """
@@ -66,6 +76,7 @@ class ActFlags:
     params: Path | None = None
     ladder: str | None = None
     eval_lanes: int = 0
+    policy: str = "recurrent"
     device: str = "cpu"
     dry_run: bool = False
 
@@ -76,6 +87,12 @@ class ActFlags:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
         if self.eval_lanes < 0:
             raise ValueError(f"eval_lanes is {self.eval_lanes}; allowed: 0 or more")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy is {self.policy!r}; allowed: {', '.join(POLICIES)}")
+        if self.policy != "recurrent":
+            for name, nothing in (("params", None), ("eval_lanes", 0)):
+                if getattr(self, name) != nothing:
+                    raise ValueError(f"{name} is {getattr(self, name)}; allowed: with --policy recurrent")
         if self.seed is not None and not 0 <= self.seed < MAX_SEED:
             raise ValueError(f"seed is {self.seed}; allowed: 0 to {MAX_SEED - 1}")
 
@@ -127,7 +144,10 @@ def main(argv: Sequence[str]) -> int:
         act, store = flags.act, flags.source.open_store()
         environment = flags.source.environment(preset, stored_terms)
         groups = make_lane_groups(environment, act.envs, act.threads)
-        terms = DatasetTerms(env=groups[0].spec, geometry=flags.window, core=flags.core.spec())
+        core = flags.core.spec()
+        if act.policy != "recurrent" and peek(argv, "core")["core"] is None:
+            core = stored_terms.core if stored_terms else CoreSpec(kind="none")
+        terms = DatasetTerms(env=groups[0].spec, geometry=flags.window, core=core)
         seed = act.seed if act.seed is not None else secrets.randbelow(MAX_SEED)
         collector_id = new_collector_id()
         resolved = {**asdict(flags), "dataset": str(store.root), "terms": asdict(terms), "seed": seed}
@@ -136,22 +156,25 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(act.threads)
         generator = np.random.default_rng(seed)
         sizes = [lanes.num_lanes for lanes in groups]
-        policy = ActingPolicy(
-            terms, preset.learner, sizes, act.ladder, generator, act.device, evaluation_lanes=act.eval_lanes
-        )
-        if act.params is not None:
-            policy.use_file(act.params)
+        evaluation = None
+        if act.policy == "recurrent":
+            policy = ActingPolicy(
+                terms, preset.learner, sizes, act.ladder, generator, act.device, evaluation_lanes=act.eval_lanes
+            )
+            if act.params is not None:
+                policy.use_file(act.params)
+            if act.eval_lanes:
+                evaluation = _evaluation(policy, environment, act.eval_lanes, seed)
+            use_published, poller = None if act.params else policy.use_published, ParamsPoller
+        else:
+            policy = StatelessActing(terms, sizes, act.ladder, generator, uses_table=act.policy == "table")
+            use_published = policy.use_table if act.policy == "table" else None
+            poller = partial(TablePoller, env=terms.env)
         follower = RunFollower(store, flags.follow.follow, when_silent=flags.follow.when_silent)
         rollouts = [
             Rollout(lanes, own_policy, terms.geometry.frame_stack, seed + first_lane)
             for lanes, own_policy, first_lane in zip(groups, policy.policies, (0, sizes[0]), strict=False)
         ]
-        evaluation = None
-        if act.eval_lanes:
-            evaluation_lanes = make_lanes(environment, act.eval_lanes, 1)
-            evaluation = Rollout(
-                evaluation_lanes, policy.evaluation_policy, terms.geometry.frame_stack, seed + EVALUATION_SEED
-            )
         _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
     stop = StopRequest().listen()
@@ -164,7 +187,8 @@ def main(argv: Sequence[str]) -> int:
         builder=SequenceBuilder(terms, collector_id, act.envs),
         spool=spool,
         follower=follower,
-        use_params=None if act.params else policy.use_published,
+        use_published=use_published,
+        poller=poller,
         refresh=flags.refresh,
         evaluation=evaluation,
     )
@@ -210,6 +234,11 @@ def main(argv: Sequence[str]) -> int:
     if problem is not None:
         refuse(problem)
     return 1 if lost else 0
+
+
+def _evaluation(policy: ActingPolicy, environment: EnvironmentConfig, lanes: int, seed: int) -> Rollout:
+    frame_stack = policy.terms.geometry.frame_stack
+    return Rollout(make_lanes(environment, lanes, 1), policy.evaluation_policy, frame_stack, seed + EVALUATION_SEED)
 
 
 def _open_dataset(store: LocalStore, terms: DatasetTerms, collector_id: str, origin: dict) -> None:

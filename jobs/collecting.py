@@ -1,10 +1,10 @@
 """The collector's run: turn after turn until it is stopped, shown and tracked; then everything is published."""
 
 import time
+from typing import Protocol
 
 import numpy as np
 
-from jobs.acting import ActingPolicy
 from jobs.console import StatusLine, warn
 from jobs.health import HealthLog, memory_troubles
 from jobs.stopping import StopRequest
@@ -13,11 +13,28 @@ from pipeline.environments import Lanes
 from pipeline.spool import Spool
 from pipeline.tracking import Tracker
 from r2d2.health import MACHINE_TROUBLES, MemoryLimit, SpeedLimit, Trouble, slow_collector
+from schemas.terms import DatasetTerms
 
 METRICS_SECONDS = 10.0
 RECENT_EPISODES = 100
 LEAST_WORKED_SECONDS = 5.0
 PUBLISH_SECONDS = 3.0  # At a stop; with the tracker's own time the job is gone within ten seconds.
+
+
+class Acting(Protocol):
+    """What decides the actions: ``ActingPolicy`` or ``StatelessActing``.
+
+    ``version`` is that of the parameters it acts by, -1 without any; ``waits_for`` is empty when it lacks nothing;
+    ``metrics`` are its own, since the last report.
+    """
+
+    terms: DatasetTerms
+    version: int
+
+    @property
+    def waits_for(self) -> str: ...
+
+    def metrics(self) -> dict[str, float]: ...
 
 
 class CollectRun:
@@ -28,7 +45,7 @@ class CollectRun:
         *,
         collector: Collector,
         spool: Spool,
-        policy: ActingPolicy,
+        policy: Acting,
         groups: list[Lanes],
         tracker: Tracker,
         memory: MemoryLimit,
@@ -102,7 +119,7 @@ class CollectRun:
             return
         policy = self._policy
         status.show(
-            self._collector.waits_for or ("" if policy.has_network else policy.waits_for),
+            self._collector.waits_for or policy.waits_for,
             env_steps=self._collector.counts.env_steps,
             steps_per_second=self._rate(),
             episodes=self._collector.counts.episodes,
@@ -126,6 +143,7 @@ class CollectRun:
             "collect/waiting_seconds": counts.waiting_seconds,
             "collect/parameter_version": policy.version,
             "health/environment_restarts": self._restarts,
+            **policy.metrics(),
             **self._health.metrics(),
         }
         self._tracker.metrics(values, counts.env_steps)

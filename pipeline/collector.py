@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,14 @@ from pipeline.store import LocalStore
 
 WAIT_SECONDS = 0.05
 FOLLOW_SECONDS = 0.25  # Reading a record costs 0.1 ms; with narrow bands both jobs wait for each other this often.
+
+
+class Poller(Protocol):
+    """Looks for what a run publishes: ``ParamsPoller`` or ``TablePoller``."""
+
+    def poll(self) -> Any:
+        """What has been published since the last poll, else None."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,8 @@ class Collector:
     Args:
         rollouts: the groups, lanes in order; one, or two to overlap emulator and policy.
         spool: takes the sequences.
-        use_params: takes the bytes of new parameters; None keeps to the policy as it is (``--params FILE``).
+        use_published: takes what the followed run has published anew; None keeps to the policy as it is.
+        poller: looks for it, given the store and the run: ``ParamsPoller`` gives the bytes of new parameters.
         evaluation: lanes that act almost greedily beside the others and write no sequences.
         follower: says which learner's record tells how far this collector may go.
     """
@@ -84,7 +94,8 @@ class Collector:
         builder: SequenceBuilder,
         spool: Spool,
         follower: RunFollower,
-        use_params: Callable[[bytes], None] | None,
+        use_published: Callable[[Any], None] | None,
+        poller: Callable[[LocalStore, str], Poller] = ParamsPoller,
         refresh: RefreshConfig,
         evaluation: Rollout | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,8 +105,9 @@ class Collector:
         self._first_lanes = [sum(rollout.num_lanes for rollout in rollouts[:i]) for i in range(len(rollouts))]
         self._turn = 0
         self._evaluation = evaluation
-        self._follower, self._use_params, self._refresh, self._clock = follower, use_params, refresh, clock
-        self._poller: tuple[str, ParamsPoller] | None = None
+        self._follower, self._refresh, self._clock = follower, refresh, clock
+        self._use_published, self._make_poller = use_published, poller
+        self._poller: tuple[str, Poller] | None = None
         self._calls_since_poll = 0
         self._polled_at = self._followed_at = -np.inf
         self._tally = EpisodeTally(sum(rollout.num_lanes for rollout in rollouts))
@@ -107,7 +119,7 @@ class Collector:
     def turn(self) -> None:
         """One step in every lane; or, when the learner's record says wait, publish what is complete and pause."""
         self._follow()
-        self._poll_params()
+        self._poll_published()
         if self.waits_for:
             self._spool.flush()
             started = self._clock()
@@ -147,20 +159,20 @@ class Collector:
         verdict = self._follower.may_collect(self._sequences, self._collector)
         self.waits_for = self._spool.waits_for or ("" if verdict.allowed else verdict.reason)
 
-    def _poll_params(self) -> None:
+    def _poll_published(self) -> None:
         run = self._follower.run
-        if run is None or self._use_params is None:
+        if run is None or self._use_published is None:
             return
         if self._poller is None or self._poller[0] != run:
-            self._poller = run, ParamsPoller(self._store, run)
+            self._poller = run, self._make_poller(self._store, run)
             self._polled_at = -np.inf
         now = self._clock()
         is_due = self._calls_since_poll >= self._refresh.refresh_env_steps * len(self._rollouts)
         if is_due or now - self._polled_at >= self._refresh.refresh_seconds:
             self._calls_since_poll, self._polled_at = 0, now
-            data = self._poller[1].poll()
-            if data is not None:
-                self._use_params(data)
+            found = self._poller[1].poll()
+            if found is not None:
+                self._use_published(found)
 
     def _count(self, step: VectorStep, first_lane: int) -> None:
         self.counts.env_steps += int(step.is_transition.sum())

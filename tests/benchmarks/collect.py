@@ -145,7 +145,7 @@ def make_collector(name, groups, make_policy, terms, store, preset, watch: Stopw
         builder=builder,
         spool=spool,
         follower=RunFollower(store),
-        use_params=None,
+        use_published=None,
         refresh=RefreshConfig(),
     )
 

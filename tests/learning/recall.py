@@ -15,34 +15,12 @@ step to step, which is memory through the back door. The core is thus all that d
 import sys
 from dataclasses import replace
 
-from jobs.presets import CoreOptions, NetworkOptions, Preset
-from pipeline.environments import EnvironmentConfig
-from pipeline.limiter import LimiterConfig
-from pipeline.replay import ReplayConfig
-from r2d2.config import LearnerConfig
-from schemas.geometry import SequenceGeometry
-from tests.learning.alternate import Schedule
+from jobs.alternating import Schedule
+from jobs.claims.tasks import recall
+from jobs.presets import CoreOptions, Preset
 from tests.learning.report import Bound, run_seeds
 
-TRIALS, DELAY = 4, 40
-ENV_ID = "pipeline.environments.recall:Recall-v0"
-
-
-def recall() -> Preset:
-    """Settings of algorithm.md 5a."""
-    return Preset(
-        environment=EnvironmentConfig(env_id=ENV_ID, arguments={"trials": TRIALS, "delay": DELAY}),
-        geometry=SequenceGeometry(burn_in=16, unroll=64, bootstrap=5, stride=16),
-        network=NetworkOptions(
-            dense=(64,), core=CoreOptions(core_width=64), dueling_width=64, use_previous_action=False
-        ),
-        learner=LearnerConfig(
-            gamma=0.99, rescaling=False, learning_rate=1e-3, adam_epsilon=1e-8, target_copy_updates=200
-        ),
-        replay=ReplayConfig(capacity=100_000, alpha=0.9),
-        limiter=LimiterConfig(samples_per_insert=2.0, min_sequences=400, batch_size=32),
-        envs=32,
-    )
+TRIALS = 4
 
 
 def without_memory(preset: Preset) -> Preset:

@@ -6,9 +6,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.alternating import Alternation, Outcome, Schedule, one_thread
 from jobs.presets import Preset
 from tests.benchmarks.report import Report
-from tests.learning.alternate import Alternation, Outcome, Schedule, one_thread
 
 HEADER = ["network", "seed", "result", "seconds", "CPU seconds", "load", "env steps", "updates", "samples per insert"]
 

@@ -6,7 +6,7 @@ parameters, acting policy. Only the processes are missing, so that one seed give
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,11 @@ from pipeline.store import LocalStore
 from r2d2.learner import Learner
 from r2d2.policy import RecurrentPolicy
 from r2d2.serialize import network_of, params_from_bytes
+from schemas.records import ReplaySample
 from schemas.terms import DatasetTerms
 
 NEVER = 1e9
+FIRST_UPDATES = 50
 COLLECTOR = "alternating"
 VALIDATION_SEED, TEST_SEED = 1_000_000, 2_000_000
 
@@ -43,6 +45,8 @@ class Schedule:
             None: look without acting on it; do all updates, test the last parameters.
         validation_episodes, test_episodes: greedy episodes per look, and of the final score; from different seeds.
         publish_updates: updates between two publications of parameters.
+        flush_sequences: sequences of a shard.
+        max_env_steps: stop here too, for what never gets anything to learn from.
     """
 
     max_updates: int
@@ -51,11 +55,43 @@ class Schedule:
     validation_episodes: int
     test_episodes: int
     publish_updates: int = 10
+    flush_sequences: int = 32
+    max_env_steps: int = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What an experiment puts in place of our own parts, to see what becomes of learning.
+
+    Attributes:
+        builder: cuts sequences.
+        rollout: steps the lanes.
+        on_sample: what the learner gets for a drawn sample.
+        on_learner: is shown the learner before its first update.
+    """
+
+    builder: type[SequenceBuilder] = SequenceBuilder
+    rollout: type[Rollout] = Rollout
+    on_sample: Callable[[ReplaySample], ReplaySample] = lambda sample: sample
+    on_learner: Callable[[Learner], None] = lambda learner: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Greedy validation episodes after so many updates and env steps."""
+
+    updates: int
+    env_steps: int
+    mean_return: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Mean return of the test episodes, and what it took: wall-clock and processor seconds, evaluation included."""
+    """Mean return of the test episodes, and what it took: wall-clock and processor seconds, evaluation included.
+
+    ``looks`` is the learning curve; ``first_gradient_norms`` are those of the first updates; ``discrepancies`` are dQ
+    of the four start strategies over the last batch.
+    """
 
     mean_return: float
     seconds: float
@@ -64,13 +100,16 @@ class Outcome:
     updates: int
     sequences: int
     samples_per_insert: float
+    looks: list[Look] = field(default_factory=list)
+    first_gradient_norms: list[float] = field(default_factory=list)
+    discrepancies: dict[str, float] = field(default_factory=dict)
 
 
 class Alternation:
     """One learner and one collector over the dataset in ``folder``."""
 
-    def __init__(self, preset: Preset, seed: int, folder: Path, *, builder_class=SequenceBuilder) -> None:
-        self.preset, self._seed = preset, seed
+    def __init__(self, preset: Preset, seed: int, folder: Path, parts: Parts | None = None) -> None:
+        self.preset, self._seed, self._parts = preset, seed, parts or Parts()
         self._lanes = make_lanes(preset.environment, preset.envs)
         folder.mkdir(exist_ok=True)
         store, geometry = LocalStore(folder), preset.geometry
@@ -84,34 +123,40 @@ class Alternation:
             seed=seed,
             lineage=np.random.default_rng(seed).bytes(16),
         )
+        self._parts.on_learner(self.learner)
         random = np.random.default_rng(seed + 1)
         self._policy = ActingPolicy(terms, preset.learner, [preset.envs], None, random, "cpu")
-        self._rollout = Rollout(self._lanes, self._policy.policies[0], geometry.frame_stack, seed)
-        self._builder = builder_class(terms, COLLECTOR, preset.envs)
-        self._writer = ShardWriter(
-            store,
-            terms,
-            COLLECTOR,
-            WriterConfig(flush_sequences=32, first_flush_seconds=NEVER, flush_seconds=NEVER),
-            initial_priorities=self._policy.initial_priorities,
-        )
+        self._rollout = self._parts.rollout(self._lanes, self._policy.policies[0], geometry.frame_stack, seed)
+        self._builder = self._parts.builder(terms, COLLECTOR, preset.envs)
+        self._store, self._terms = store, terms
         self._replay = Replay(
             store, terms, preset.replay, preset.limiter, generator=np.random.default_rng(seed + 2), threads=1
         )
         self.env_steps = 0
+        self.looks: list[Look] = []
+        self._gradient_norms: list[float] = []
+        self._last_sample: ReplaySample | None = None
 
     def learn(self, schedule: Schedule, say: Callable[[str], None] = lambda line: None) -> Outcome:
         """Take turns until the validation episodes are good enough or the updates are used up; then the test."""
         started, cpu_started = time.perf_counter(), time.process_time()
+        self._writer = ShardWriter(
+            self._store,
+            self._terms,
+            COLLECTOR,
+            WriterConfig(flush_sequences=schedule.flush_sequences, first_flush_seconds=NEVER, flush_seconds=NEVER),
+            initial_priorities=self._policy.initial_priorities,
+        )
         self._publish()
         looked_at, best_score, best = 0, -np.inf, None
-        while self.learner.updates < schedule.max_updates:
+        while self.learner.updates < schedule.max_updates and self.env_steps < schedule.max_env_steps:
             self._collect()
             self._update(schedule)
             if self.learner.updates - looked_at >= schedule.evaluate_updates:
                 looked_at = self.learner.updates
                 parameters = self.learner.published()
                 score = self.greedy_return(parameters, schedule.validation_episodes, VALIDATION_SEED + self._seed)
+                self.looks.append(Look(updates=looked_at, env_steps=self.env_steps, mean_return=score))
                 said = time.perf_counter() - started
                 say(f"{said:5.0f} s  {self.env_steps:,} env steps  {looked_at:,} updates  greedy return {score:.2f}")
                 if schedule.good_enough is not None and score > best_score:
@@ -119,6 +164,8 @@ class Alternation:
                     if score >= schedule.good_enough:
                         break
         score = self.greedy_return(best or self.learner.published(), schedule.test_episodes, TEST_SEED + self._seed)
+        if not self.looks:
+            self.looks.append(Look(updates=self.learner.updates, env_steps=self.env_steps, mean_return=score))
         self._lanes.close()
         self._replay.close()
         return Outcome(
@@ -129,6 +176,9 @@ class Alternation:
             updates=self.learner.updates,
             sequences=self._writer.sequences,
             samples_per_insert=self._replay.metrics()["samples_per_insert"],
+            looks=self.looks,
+            first_gradient_norms=self._gradient_norms,
+            discrepancies=self.learner.discrepancies(self._last_sample) if self._last_sample else {},
         )
 
     def greedy_return(self, parameters: bytes, episodes: int, seed: int) -> float:
@@ -137,7 +187,7 @@ class Alternation:
         spec = self.learner.spec
         policy = RecurrentPolicy(spec.core, spec.num_actions, np.zeros(episodes), np.random.default_rng(seed))
         policy.set_network(network_of(params_from_bytes(parameters)), 0, self.learner.lineage)
-        played = play_episodes(Rollout(lanes, policy, spec.frame_stack, seed), episodes)
+        played = play_episodes(self._parts.rollout(lanes, policy, spec.frame_stack, seed), episodes)
         lanes.close()
         return float(np.mean([episode.episode_return for episode in played]))
 
@@ -152,7 +202,10 @@ class Alternation:
     def _update(self, schedule: Schedule) -> None:
         """As many updates as the ratio allows by now."""
         while (sample := self._replay.sample(self.preset.limiter.batch_size)) is not None:
+            self._last_sample = sample = self._parts.on_sample(sample)
             output = self.learner.step(sample)
+            if len(self._gradient_norms) < FIRST_UPDATES:
+                self._gradient_norms.append(output.metrics["gradient_norm"])
             self._replay.update_priorities(sample.ids, output.priorities)
             if self.learner.updates % schedule.publish_updates == 0:
                 self._publish()

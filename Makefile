@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench bench-collect bench-learner bench-offline bench-replay bench-replay-restart bench-peers learn-recall learn-cartpole test-faults soak clean
+.PHONY: help setup demo test test-memory lint bench bench-collect bench-learner bench-offline bench-replay bench-replay-restart bench-peers learn-recall learn-cartpole test-faults soak clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -35,6 +35,9 @@ bench-collect: $(READY)  ## Where a collector's time goes.
 
 test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
 	$(BIN)/python -m pytest tests/faults tests/pipeline -m slow --timeout 1800
+
+test-memory: $(READY)  ## Ray Data over ten times the memory that it was given, about a minute.
+	$(BIN)/python -m pytest tests/pipeline/test_ray_memory.py -m slow --timeout 300
 
 MINUTES ?= 20
 soak: $(READY)  ## Both jobs for MINUTES with kills at random moments; then every shard is read.

@@ -20,13 +20,14 @@ from jobs.collecting import CollectRun
 from jobs.command_line import dry_run, peek, refuse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
+from jobs.offline import dataset_tags
 from jobs.presets import CoreOptions, Preset, laptop
 from jobs.run_tags import describe, run_tags
 from jobs.stateless import StatelessActing
 from jobs.stopping import StopRequest
 from pipeline.action_table import TablePoller
 from pipeline.collector import Collector, RefreshConfig
-from pipeline.dataset import agree_on_terms, new_collector_id, write_provenance
+from pipeline.dataset import agree_on_terms, link_run, new_collector_id, write_provenance
 from pipeline.environments import EnvironmentConfig, EnvironmentFailure, make_lane_groups, make_lanes
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
@@ -205,6 +206,7 @@ def main(argv: Sequence[str]) -> int:
                 seed=seed,
                 flags=asdict(flags),
                 collector=collector_id,
+                **dataset_tags(store, "start"),
             ),
             description=describe("Plays", terms.env, store, preset=flags.source.preset, seed=seed),
             parent_run_id=flags.tracking.parent_run_id,
@@ -220,6 +222,8 @@ def main(argv: Sequence[str]) -> int:
         tracker=tracker,
         memory=flags.memory,
         speed=flags.speed,
+        link=lambda run_id: link_run(store, collector_id, run_id),
+        closing_tags=lambda: dataset_tags(store, "close"),
     )
     problem, lost = None, 0
     with StatusLine("collect") as status:

@@ -1,6 +1,8 @@
 """The collector's run: turn after turn until it is stopped, shown and tracked; then everything is published."""
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -38,7 +40,12 @@ class Acting(Protocol):
 
 
 class CollectRun:
-    """Everything one collector incarnation consists of, wired. ``run``, then ``close``, in one thread."""
+    """Everything one collector incarnation consists of, wired. ``run``, then ``close``, in one thread.
+
+    Args:
+        link: tells the dataset which tracked run made these sequences; called once, when that is known.
+        closing_tags: of the tracked run, at its end.
+    """
 
     def __init__(
         self,
@@ -50,9 +57,12 @@ class CollectRun:
         tracker: Tracker,
         memory: MemoryLimit,
         speed: SpeedLimit,
+        link: Callable[[str], None],
+        closing_tags: Callable[[], dict[str, str]],
     ) -> None:
         self._collector, self._spool, self._policy = collector, spool, policy
         self._groups, self._tracker = groups, tracker
+        self._link, self._is_linked, self._closing_tags = link, False, closing_tags
         self._recent: list[float] = []
         self._restarts = 0
         self._memory, self._speed, self._health = memory, speed, HealthLog(MACHINE_TROUBLES)
@@ -88,7 +98,10 @@ class CollectRun:
             lanes.close()
         self._track_episodes()
         self._report()
+        with contextlib.suppress(OSError):  # The dataset may have gone; its digest is not worth failing for.
+            self._tracker.tags(self._closing_tags())
         self._tracker.close(failed=failed or bool(lost), hurried=lambda: stop.by_signal)
+        self._link_run()
         return lost
 
     def summary(self) -> str:
@@ -147,8 +160,15 @@ class CollectRun:
             **self._health.metrics(),
         }
         self._tracker.metrics(values, counts.env_steps)
+        self._link_run()
         self._reported_at, self._reported_steps = time.monotonic(), counts.env_steps
         self._reported_waiting = counts.waiting_seconds
+
+    def _link_run(self) -> None:
+        if not self._is_linked and (run_id := self._tracker.run_id()):
+            with contextlib.suppress(OSError):  # The dataset is away: the next report tries again.
+                self._link(run_id)
+                self._is_linked = True
 
     def _troubles(self) -> list[Trouble]:
         """Of the time since the last report, if enough of it was spent at work to say anything about its speed."""

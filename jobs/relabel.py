@@ -17,7 +17,7 @@ from jobs.console import StatusLine, show_warnings
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
-from pipeline.dataset import TERMS_NAME, agree_on_terms, list_collectors, read_terms
+from pipeline.dataset import TERMS_NAME, agree_on_terms, link_run, list_collectors, read_terms
 from pipeline.episode_filter import Condition
 from pipeline.provenance import provenance
 from pipeline.scan import dataset_digest
@@ -129,9 +129,13 @@ def main(argv: Sequence[str]) -> int:
             agree_on_terms(out, terms)
             finished = True
         tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
-        tracker.tags({"digest": dataset_digest(out)})
+        tracker.tags({"digest": dataset_digest(out), "dataset_uri": str(out.root)})
     finally:
         tracker.close(failed=not finished, timeout_seconds=60.0 if finished else 6.0)
+    if run_id := tracker.run_id():
+        with refusing(OSError):
+            for collector in list_collectors(out):
+                link_run(out, collector, run_id)
     print(
         f"relabel: {total.episodes:,} episodes, {total.steps:,} env steps, {total.sequences:,} sequences in "
         f"{flags.out}; "

@@ -117,5 +117,14 @@ def read_provenance(store: LocalStore, collector: str) -> dict[str, Any]:
     return json.loads(store.get(_provenance_name(collector)))
 
 
+def link_run(store: LocalStore, collector: str, run_id: str) -> None:
+    """Add to a collector's provenance the MLflow run that made its sequences, durably; only its own process may.
+
+    Raises:
+        OSError: the dataset is away; nothing was written.
+    """
+    write_provenance(store, collector, {**read_provenance(store, collector), "mlflow_run_id": run_id})
+
+
 def _provenance_name(collector: str) -> str:
     return f"collectors/{collector}.json"

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from pipeline.dataset import list_collectors, shards_after
+from pipeline.dataset import list_collectors, read_provenance, shards_after
+from pipeline.scan import dataset_digest
 from pipeline.store import LocalStore
 from pipeline.verify import verify_dataset
 from r2d2.serialize import tensors_from_bytes
@@ -100,6 +101,13 @@ def test_ctrl_c_ends_both_within_ten_seconds_and_writes_everything(tmp_path, sta
     assert runs.keys() == {"collect", "learn"}
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert runs["collect"].data.metrics["collect/env_steps"] == steps
+    # The dataset names the run that made it, and both runs name the dataset and what was in it.
+    (collector_id,) = list_collectors(store)
+    assert read_provenance(store, collector_id)["mlflow_run_id"] == runs["collect"].info.run_id
+    assert runs["collect"].data.tags["collector"] == collector_id
+    assert {run.data.tags["dataset_uri"] for run in runs.values()} == {str(store.root)}
+    assert runs["collect"].data.tags["dataset_digest_close"] == dataset_digest(store)
+    assert runs["collect"].data.tags["dataset_digest_start"] != dataset_digest(store)
     assert runs["learn"].data.metrics["learn/updates"] == progress["updates"]
     assert "learn/loss" in runs["learn"].data.metrics
     for run in runs.values():

@@ -20,9 +20,10 @@ from r2d2.serialize import params_to_bytes
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
 from tests.golden_replay import LINEAGE, check_all, collect_golden, golden_network, read_back
+from tests.mlflow_session import mlflow_runs, mlflow_template
 from tests.ray_session import ray_session
 
-__all__ = ["ray_session"]
+__all__ = ["mlflow_runs", "mlflow_template", "ray_session"]
 
 GEOMETRY = SequenceGeometry(burn_in=4, unroll=8, bootstrap=3, stride=4, frame_stack=2)
 LSTM = CoreSpec(kind="lstm", layers=1, width=16)
@@ -45,10 +46,10 @@ def collect(root, environment=CARTPOLE, core=LSTM, geometry=GEOMETRY, **options)
     return golden, params
 
 
-def relabel(*sources, params, out, **options):
+def relabel(*sources, params, out, tracking_uri="none", **options):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     sources = itertools.chain.from_iterable(("--dataset", str(source)) for source in sources)
-    assert main([*sources, "--params", str(params), "--out", str(out), "--tracking-uri", "none", *flags]) == 0
+    assert main([*sources, "--params", str(params), "--out", str(out), "--tracking-uri", tracking_uri, *flags]) == 0
     return LocalStore(out)
 
 
@@ -141,7 +142,7 @@ def test_another_window_is_what_acting_would_have_cut(tmp_path, window):
     assert bytes_of(back) == bytes_of(once)
 
 
-def test_datasets_merge_and_episodes_are_chosen(tmp_path):
+def test_datasets_merge_and_episodes_are_chosen(tmp_path, mlflow_runs):
     a, params = collect(tmp_path / "a", lanes=2, calls=60)
     b, _ = collect(tmp_path / "b", lanes=2, calls=60, collectors=2)
     with pytest.raises(SystemExit):  # Both have a collector0.
@@ -154,7 +155,12 @@ def test_datasets_merge_and_episodes_are_chosen(tmp_path):
     assert parents == {str(a.store.root): dataset_digest(a.store), str(tmp_path / "b1"): dataset_digest(collector1)}
     assert read_provenance(merged, "collector1")["collector"]["collector"]["started_unix_seconds"] == 1.79e9
 
-    chosen = relabel(a.store.root, params=params, out=tmp_path / "chosen", where="return>=10")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    chosen = relabel(a.store.root, params=params, out=tmp_path / "chosen", where="return>=10", tracking_uri=uri)
+    _, (run,) = mlflow_runs()
+    assert read_provenance(chosen, "collector0")["mlflow_run_id"] == run.info.run_id
+    assert run.data.tags["digest"] == dataset_digest(chosen)
+    assert run.data.tags["parent.0"] == f"{a.store.root} {dataset_digest(a.store)}"
     returns = {episode: len(q) for (_, episode), q in a.acted.q.items()}
     complete = {row["episode"] for row in rows_of(a.store).values() if row["ends"] in (1, 2)}
     kept = {int(identity[1]) for identity in rows_of(chosen)}
@@ -219,12 +225,13 @@ def test_one_group_is_made_ahead_and_no_more_and_what_it_raises_arrives():
         finally:
             closed.set()
 
-    found = []
-    with pytest.raises(ValueError, match="broken on purpose"):
-        for item in one_ahead(items()):
-            assert len(made) <= item + 2
-            found.append(item)
+    ahead, found = one_ahead(items()), []
+    for item in itertools.islice(ahead, 4):
+        assert len(made) <= item + 2
+        found.append(item)
     assert found == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="broken on purpose"):
+        next(ahead)
     assert closed.is_set()
 
 

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 def _test(chosen: AblationFlags, tracking: TrackingFlags, results: Results, seeds: int) -> int:
     names = [chosen.claim] if chosen.claim else list(CLAIMS)
     torch.set_num_threads(1)  # These networks are too small to share, and one seed then gives one result.
-    wanted = [(*pair, seed) for seed in range(seeds) for name in names for pair in _pairs(name)]
+    wanted = [(*pair, seed) for name in names for pair in _pairs(name) for seed in range(seeds)]
     missing = [key for key in dict.fromkeys(wanted) if not results.has(*key)]
     stop, started = StopRequest().listen(), time.monotonic()
     for position, (experiment, variant, seed) in enumerate(missing, 1):

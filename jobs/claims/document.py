@@ -9,7 +9,7 @@ from jobs.claims.results import Results
 from jobs.claims.verdicts import bootstrap, overall
 
 DOCS = Path(__file__).parents[2] / "docs"
-STRATEGIES = ("zero", "stored", "burn-in", "both")
+STRATEGIES = ("zero", "stored", "burn_in", "both")
 DQ_TASK = "recall"
 
 

@@ -1,195 +1,208 @@
-"""Play whole episodes with a trained network: mean, median and spread of their returns.
+"""Play whole episodes with a trained network: mean, median and spread of their returns, per episode, and a film.
 
 python jobs/evaluate.py --checkpoint runs/NAME --episodes 100          the run's newest checkpoint
-python jobs/evaluate.py --checkpoint data/pong/runs/NAME               what it published last
+python jobs/evaluate.py --run-id ID                                    a run of MLflow: its last model
+python jobs/evaluate.py --model runs:/ID/best                          a model of MLflow
 python jobs/evaluate.py --checkpoint FILE --memory-steps 40            with a memory of 40 steps (the paper's figure 5)
+python jobs/evaluate.py --follow live                                  each new version of a run while it trains
+
+Results go to the MLflow run that the network comes from, else to a run of their own.
 """
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from jobs.command_line import dry_run, peek, refuse, refusing
-from jobs.console import show_warnings
-from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
-from jobs.parameters import read_parameters, refuse_misfit
+from jobs.command_line import dry_run, refuse, refusing
+from jobs.console import StatusLine, show_warnings
+from jobs.evaluating import Evaluated, Evaluator, PlayFlags, scores_csv, show, write_film
+from jobs.evaluation_source import Source, dataset_of, find_source
+from jobs.flags import DatasetFlags, TrackingFlags, configuration_of, default_threads, read_flags
+from jobs.following import Following, FollowLimits, FollowLog
+from jobs.parameters import refuse_misfit
 from jobs.presets import Preset
-from jobs.run_folder import RunFolder
-from pipeline.environments import make_lanes
-from pipeline.evaluation import PlayedEpisode, play_episodes
+from jobs.run_tags import run_tags
+from jobs.stopping import StopRequest
+from pipeline.environments import EnvironmentConfig
+from pipeline.mlflow_client import find_run
 from pipeline.provenance import provenance
-from pipeline.rollout import Policy, Rollout
-from pipeline.tracking import TrackingConfig, make_tracker
-from r2d2.limited_memory import LimitedMemoryPolicy
-from r2d2.policy import RecurrentPolicy
-from r2d2.serialize import Parameters, network_of
+from pipeline.tracking import NONE, Tracker, TrackingConfig, make_tracker
+from schemas.specs import EnvSpec
 from schemas.terms import DatasetTerms
 
-MOST_DEFAULT_LANES = 16
-MAX_SEED = 2**29
+SOURCES = "a checkpoint (--checkpoint), a run of MLflow (--run-id), a model (--model) or a run to follow (--follow)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationFlags:
-    """What to play, and how.
+class SourceFlags:
+    """Whose network to play; exactly one of the first four.
 
     Attributes:
-        checkpoint: a ``params.safetensors``, a checkpoint folder, or the folder of a run (its newest checkpoint).
-        episodes: whole episodes to play.
-        epsilon: chance of a random action (paper: 0.001).
-        envs: lanes; default: one per episode, at most 16. Each plays a share of the episodes settled beforehand.
-        seed: of environments and exploration; the same seed and ``envs`` give the same score.
-        memory_steps: rebuild the core's state at each step from zero and the last so many (paper, figure 5);
-            default: the state is carried through the episode.
-        threads: emulator and torch threads; default: half the cores.
-        device: of the network.
+        checkpoint: a ``params.safetensors``, a checkpoint folder, the folder of a run (its newest) or of a model.
+        run_id: a run of MLflow: its model ``last``, or what it has published so far.
+        model: a model of MLflow, such as ``runs:/ID/best`` or ``models:/ID``.
+        follow: name of a run of ``--dataset``, or ``live`` for the only live one: play each new version as it trains.
+        out: folder to write scores and film to, besides MLflow.
         dry_run: print the resolved configuration and stop.
     """
 
     checkpoint: Path | None = None
-    episodes: int = 20
-    epsilon: float = 0.001
-    envs: int | None = None
-    seed: int = 0
-    memory_steps: int | None = None
-    threads: int = 1
-    device: str = "cpu"
+    run_id: str | None = None
+    model: str | None = None
+    follow: str | None = None
+    out: Path | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "envs", "memory_steps", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; allowed: 1 or more")
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"epsilon is {self.epsilon}; allowed: 0 to 1")
-        if not 0 <= self.seed < MAX_SEED:
-            raise ValueError(f"seed is {self.seed}; allowed: 0 to {MAX_SEED - 1}")
+        given = [name for name in ("checkpoint", "run_id", "model", "follow") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} is given; allowed: without {given[0]}, one network at a time")
 
     @property
-    def lanes(self) -> int:
-        return min(self.episodes, MOST_DEFAULT_LANES if self.envs is None else self.envs)
+    def is_given(self) -> bool:
+        return any(value is not None for value in (self.checkpoint, self.run_id, self.model, self.follow))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateFlags:
     """Flags of evaluate.py."""
 
-    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    network: SourceFlags = field(default_factory=SourceFlags)
+    play: PlayFlags = field(default_factory=PlayFlags)
+    following: FollowLimits = field(default_factory=FollowLimits)
     source: DatasetFlags = field(default_factory=DatasetFlags)
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
+    def __post_init__(self) -> None:
+        if self.network.follow is None and self.following != FollowLimits():
+            raise ValueError("every_seconds, updates or max_minutes is set; allowed: with --follow")
+
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "EvaluateFlags":
-        return cls(evaluation=EvaluationFlags(threads=default_threads(for_learner=False)))
+        return cls(play=PlayFlags(threads=default_threads(for_learner=False)))
 
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
+    stop = StopRequest().listen()
     with refusing(OSError):
-        argv = [*argv, *_dataset_of_the_run(argv)]
+        argv = [*argv, *dataset_of(argv)]
         flags, preset, terms = read_flags(EvaluateFlags, argv, "evaluate.py")
-        chosen = flags.evaluation
-        if chosen.dry_run:
+        if flags.network.dry_run:
             dry_run(asdict(flags))
-        if chosen.checkpoint is None:
-            refuse("checkpoint is not given; allowed: a params.safetensors, a checkpoint folder, the folder of a run")
-        if terms is None and flags.source.env is None:
+        if not flags.network.is_given:
+            refuse(f"checkpoint is not given; allowed: {SOURCES}")
+        torch.set_num_threads(flags.play.threads)
+        if flags.network.follow is not None:
+            return _follow(flags, stop)
+        network = flags.network
+        source = find_source(network.checkpoint, network.run_id, network.model, flags.tracking.tracking_uri)
+        given = flags.source.dataset is not None or flags.source.env is not None
+        env = terms.env if terms is not None and (given or source.env is None) else source.env
+        if env is None and flags.source.env is None:
             refuse("env is not given; allowed: an environment, or --dataset with one, for none is known here")
-        parameters = read_parameters(chosen.checkpoint, "checkpoint")
-        torch.set_num_threads(chosen.threads)
-        environment = flags.source.environment(preset, terms)
-        lanes = make_lanes(environment, chosen.lanes, chosen.threads)
-        refuse_misfit(parameters.spec, lanes.spec)
-        policy = make_policy(parameters, chosen)
-        rollout = Rollout(lanes, policy, parameters.spec.frame_stack, chosen.seed)
-    game = lanes.spec.env_id
+        base = preset.environment if env is None else configuration_of(env)
+        evaluator = Evaluator(
+            flags.source.over(flags.play.under_protocol(_of_the_same_game(base, flags))), flags.play, films=_logs(flags)
+        )
+        refuse_misfit(source.parameters.spec, evaluator.env)
+        tracker = _make_tracker(flags, evaluator.env, source)
+        evaluated = evaluator.evaluate(source.parameters, stop.__bool__)
+        evaluator.close()
+    if evaluated is None:
+        tracker.close(failed=True, hurried=lambda: stop.by_signal)
+        print(f"evaluate: stopped ({stop.reason})")
+        return 1
+    version = source.parameters.version
+    show(evaluated, f"{evaluator.env.env_id}, parameters of update {version}, {evaluated.conditions}")
+    _log(flags, evaluated, version, tracker, stop)
+    return 0
+
+
+def _log(flags: EvaluateFlags, evaluated: Evaluated, version: int, tracker: Tracker, stop: StopRequest) -> None:
+    play = flags.play
+    memory = "" if play.memory_steps is None else f"-memory{play.memory_steps}"
+    name = f"{version:09d}-{play.protocol}-s{play.seed}{memory}"
+    plain = play.memory_steps is None and play.protocol == PlayFlags().protocol
+    group = "eval" if plain else f"eval/{play.protocol}{memory}"
+    values = {f"{group}/{each}": value for each, value in evaluated.summary.items()}
+    tracker.metrics({**values, f"{group}/parameter_version": version}, version)
+    tracker.text(f"evaluations/{name}.csv", scores_csv(evaluated.played))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = flags.network.out or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if flags.network.out:
+            (folder / f"{name}.csv").write_text(scores_csv(evaluated.played))
+        if film := write_film(evaluated, folder / f"{name}.gif"):
+            tracker.artifact(film, "videos")
+        tracker.close(hurried=lambda: stop.by_signal)
+    if run_id := tracker.run_id():
+        print(f"evaluate: logged to MLflow run {run_id}")
+
+
+def _follow(flags: EvaluateFlags, stop: StopRequest) -> int:
+    """Evaluate each new version of a run until it ends."""
+    assert flags.network.follow is not None
+    uri = flags.tracking.tracking_uri
+    with StatusLine("evaluate") as status:
+        following = Following(flags.source.open_store(), flags.network.follow, flags.following, stop, status)
+        terms = following.find()
+        if terms is None:
+            print(f"evaluate: stopped ({stop.reason}), nothing was played")
+            return 0
+        environment = flags.source.over(flags.play.under_protocol(configuration_of(terms.env)))
+        evaluator = Evaluator(environment, flags.play, films=_logs(flags))
+        run_id = following.find_mlflow_run(uri, flags.tracking.experiment)
+        run = find_run(uri, run_id) if run_id else None
+        best = run.tags.get("best_return") if run else None
+        tracker = _make_tracker(flags, evaluator.env, None, run_id)
+        log = FollowLog(tracker, evaluator, best_before=None if best is None else float(best))
+        status.say(f"evaluate: follows run {following.name}, {flags.play.episodes} episodes, {evaluator.conditions()}")
+        try:
+            for parameters in following.versions():
+                evaluated = evaluator.evaluate(parameters, stop.__bool__)
+                if evaluated is not None:
+                    status.say(log.log(parameters, evaluated))
+        finally:
+            evaluator.close()
+            log.close(hurried=lambda: stop.by_signal)
+    print(
+        f"evaluate: stopped ({stop.reason or 'failed'}): {log.played} versions; MLflow run {tracker.run_id()}",
+        flush=True,
+    )
+    return 0
+
+
+def _make_tracker(flags: EvaluateFlags, env: EnvSpec, source: Source | None, run_id: str | None = None) -> Tracker:
+    """The run that the network comes from, when it is known; else a new one."""
+    run_id = source.run_id if source is not None else run_id
+    version = "follow" if source is None else str(source.parameters.version)
     tracker = make_tracker(
         TrackingConfig(
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
-            run_name=flags.tracking.run_name or f"evaluate-{game.split('/')[-1]}-{parameters.version}",
-            tags={"role": "evaluate", "game": game, "lineage": parameters.lineage.hex()},
+            run_name=flags.tracking.run_name or f"evaluate-{env.env_id.split('/')[-1]}-{version}",
+            tags=run_tags("evaluate", env, preset=flags.source.preset, seed=flags.play.seed),
+            run_id=run_id,
+            joins=run_id is not None,
+            parent_run_id=flags.tracking.parent_run_id,
         )
     )
-    tracker.params({**asdict(flags), "env": asdict(lanes.spec), "provenance": provenance()})
-    played = play_episodes(rollout, chosen.episodes)
-    lanes.close()
-    summary = summarise(played)
-    tracker.metrics({f"evaluate/{name}": value for name, value in summary.items()}, parameters.version)
-    for number, episode in enumerate(played):
-        tracker.metrics({"evaluate/episode_return": episode.episode_return}, number)
-    show(played, summary, f"{game}, parameters of update {parameters.version}, epsilon {chosen.epsilon:g}, "
-         f"seed {chosen.seed}, {_memory(chosen)}")  # fmt: skip
-    tracker.close()
-    return 0
+    tracker.params({**asdict(flags), "env": asdict(env), "provenance": provenance(role="evaluate")})
+    return tracker
 
 
-def make_policy(parameters: Parameters, chosen: EvaluationFlags) -> Policy:
-    """The policy to be evaluated, in lanes of one and the same small epsilon."""
-    epsilons, generator = np.full(chosen.lanes, chosen.epsilon), np.random.default_rng(chosen.seed)
-    network, spec = network_of(parameters), parameters.spec
-    if chosen.memory_steps is not None:
-        return LimitedMemoryPolicy(network, chosen.memory_steps, epsilons, generator, chosen.device)
-    policy = RecurrentPolicy(spec.core, spec.num_actions, epsilons, generator, chosen.device)
-    policy.set_network(network, parameters.version, parameters.lineage)
-    return policy
+def _of_the_same_game(base: EnvironmentConfig, flags: EvaluateFlags) -> EnvironmentConfig:
+    """The protocol is the game's that is played, which ``--env`` may have changed."""
+    return base if flags.source.env is None else flags.source.over(base)
 
 
-def summarise(played: list[PlayedEpisode]) -> dict[str, float]:
-    """``return_std`` is that of the episodes (n - 1), ``return_error`` that of their mean; 0 for one episode."""
-    returns = np.array([episode.episode_return for episode in played])
-    spread = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
-    return {
-        "episodes": len(returns),
-        "return_mean": float(returns.mean()),
-        "return_median": float(np.median(returns)),
-        "return_std": spread,
-        "return_error": spread / len(returns) ** 0.5,
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
-        "steps_mean": float(np.mean([episode.steps for episode in played])),
-        "truncated": sum(episode.truncated for episode in played),
-    }
-
-
-def show(played: list[PlayedEpisode], summary: dict[str, float], title: str) -> None:
-    """A row per episode, then the summary."""
-    table = Table("episode", "lane", "return", "steps", "ended by", title=title, title_justify="left")
-    for number, episode in enumerate(played):
-        ended = "truncation" if episode.truncated else "the game"
-        table.add_row(str(number), str(episode.lane), f"{episode.episode_return:g}", str(episode.steps), ended)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        f"mean return {summary['return_mean']:.3f} +- {summary['return_error']:.3f} (standard error), "
-        f"median {summary['return_median']:g}, standard deviation {summary['return_std']:.3f}, "
-        f"{summary['return_min']:g} to {summary['return_max']:g}, {len(played)} episodes",
-        soft_wrap=True,
-    )
-
-
-def _dataset_of_the_run(argv: Sequence[str]) -> list[str]:
-    """``--dataset`` as the run's own record has it, for a run's folder and nothing said about the environment."""
-    given = peek(argv, "checkpoint", "dataset", "env")
-    if given["checkpoint"] is None or given["dataset"] or given["env"]:
-        return []
-    for folder in (path := Path(given["checkpoint"])), *path.parents:
-        if (dataset := RunFolder(folder).record.get("dataset")) is not None:
-            return ["--dataset", dataset]
-        if (folder / "dataset.json").is_file():
-            return ["--dataset", str(folder)]
-    return []
-
-
-def _memory(chosen: EvaluationFlags) -> str:
-    return "unlimited memory" if chosen.memory_steps is None else f"memory of {chosen.memory_steps} steps"
+def _logs(flags: EvaluateFlags) -> bool:
+    return flags.network.out is not None or flags.tracking.tracking_uri != NONE
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pipeline.environments import EnvironmentConfig
 from pipeline.file_system import network_file_system
 from pipeline.store import LocalStore, open_store
 from pipeline.tracking import DEFAULT_URI, TrackingConfig
+from schemas.specs import EnvSpec
 from schemas.terms import DatasetTerms
 
 
@@ -55,12 +56,10 @@ class DatasetFlags:
 
     def environment(self, preset: Preset, terms: DatasetTerms | None) -> EnvironmentConfig:
         """The environment meant: the dataset's identity or the preset's, with what the flags say on top."""
-        base = preset.environment
-        if terms is not None:
-            env = terms.env
-            base = EnvironmentConfig(
-                env_id=env.env_id, arguments=dict(env.arguments), sticky=env.sticky, life_loss=env.life_loss
-            )
+        return self.over(preset.environment if terms is None else configuration_of(terms.env))
+
+    def over(self, base: EnvironmentConfig) -> EnvironmentConfig:
+        """``base`` with what the flags say on top."""
         given = dict(_argument(text) for text in self.env_arg)
         is_same = self.env is None or self.env == base.env_id
         # Another kind of environment takes none of the arguments meant for the first.
@@ -93,6 +92,13 @@ class TrackingFlags:
         TrackingConfig(uri=self.tracking_uri)
         if self.run_name is not None:
             check_run_name(self.run_name)
+
+
+def configuration_of(env: EnvSpec) -> EnvironmentConfig:
+    """How to make such an environment again."""
+    return EnvironmentConfig(
+        env_id=env.env_id, arguments=dict(env.arguments), sticky=env.sticky, life_loss=env.life_loss
+    )
 
 
 class JobFlags(Protocol):

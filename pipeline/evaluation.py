@@ -1,10 +1,11 @@
 """How well a policy plays: whole episodes in vectorised lanes, counted so that short ones gain nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.rollout import Rollout
+from pipeline.rollout import Rollout, VectorStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +18,19 @@ class PlayedEpisode:
     truncated: bool
 
 
-def play_episodes(rollout: Rollout, episodes: int) -> list[PlayedEpisode]:
+def play_episodes(
+    rollout: Rollout,
+    episodes: int,
+    *,
+    watch: Callable[[VectorStep], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[PlayedEpisode]:
     """Exactly ``episodes`` episodes, in the order (round, lane): lane i plays the i-th, (i + N)-th, ... of them.
 
     Each lane's share is settled beforehand. Taking the first ``episodes`` that happen to *end* would favour short
     ones, which in most games are the bad ones. Lanes that have played their share go on unheard.
+
+    ``watch`` is shown every step. Once ``stop`` holds, what has been played so far is returned.
 
     Raises:
         ValueError: no episode is asked for.
@@ -32,8 +41,10 @@ def play_episodes(rollout: Rollout, episodes: int) -> list[PlayedEpisode]:
     shares = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
     returns, steps = np.zeros(lanes), np.zeros(lanes, np.int64)
     played: list[list[PlayedEpisode]] = [[] for _ in range(lanes)]
-    while any(len(own) < share for own, share in zip(played, shares, strict=True)):
+    while not stop() and any(len(own) < share for own, share in zip(played, shares, strict=True)):
         step = rollout.step()
+        if watch is not None:
+            watch(step)
         returns += step.reward
         steps += step.is_transition
         for lane in np.flatnonzero(step.terminated | step.truncated):

@@ -8,7 +8,8 @@ import fcntl
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,56 @@ def connect(uri: str, experiment: str) -> tuple[Any, str]:
             if found is None:
                 raise
             return client, found.experiment_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What MLflow knows of one run."""
+
+    run_id: str
+    name: str
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    start_seconds: float
+    end_seconds: float | None
+
+
+def find_run(uri: str, run_id: str) -> Run | None:
+    """None where there is no such run.
+
+    Raises:
+        ValueError: ``uri`` cannot be read at all.
+    """
+    from mlflow.exceptions import MlflowException
+
+    with _readable(uri) as client:
+        try:
+            return _run_of(client.get_run(run_id))
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+
+
+def search_runs(uri: str, experiment: str, tags: Mapping[str, str], most: int = 1000) -> list[Run]:
+    """Runs of an experiment that have all these tags, the newest first.
+
+    Raises:
+        ValueError: ``uri`` cannot be read, or has no such experiment.
+    """
+    with _readable(uri) as client:
+        found = client.get_experiment_by_name(experiment)
+        if found is None:
+            raise ValueError(f"experiment is {experiment!r}; allowed: one that {uri} has")
+        condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        runs = client.search_runs([found.experiment_id], condition, max_results=most)
+        return [_run_of(run) for run in runs]
+
+
+def histories_of(uri: str, run_id: str, names: Iterable[str]) -> Histories:
+    """Raises ValueError when ``uri`` cannot be read."""
+    with _readable(uri) as client:
+        return metric_histories(client, run_id, names)
 
 
 def metric_histories(client: Any, run_id: str, names: Iterable[str]) -> Histories:
@@ -128,6 +179,33 @@ def system_monitors() -> list[Any]:
     with contextlib.suppress(ImportError, RuntimeError):  # No GPU.
         monitors.append(GPUMonitor())
     return monitors
+
+
+@contextlib.contextmanager
+def _readable(uri: str) -> Iterator[Any]:
+    """A client to read with; MLflow's errors become one ValueError."""
+    quiet_mlflow()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        with _only_one_process(uri):
+            client = MlflowClient(tracking_uri=uri)
+        yield client
+    except (MlflowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"tracking_uri is {uri!r}; allowed: where runs can be read ({reason})") from error
+
+
+def _run_of(run: Any) -> Run:
+    return Run(
+        run_id=run.info.run_id,
+        name=run.info.run_name,
+        tags=run.data.tags,
+        metrics=run.data.metrics,
+        start_seconds=run.info.start_time / 1000,
+        end_seconds=None if run.info.end_time is None else run.info.end_time / 1000,
+    )
 
 
 def quiet_mlflow() -> None:

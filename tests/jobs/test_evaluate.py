@@ -2,23 +2,36 @@
 
 import json
 import re
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from jobs import evaluate
+from jobs.evaluating import Evaluator, PlayFlags, write_film
+from jobs.models import write_model
 from jobs.parameters import read_parameters
 from jobs.run_folder import RunFolder
+from jobs.stopping import StopRequest
 from pipeline.dataset import agree_on_terms
 from pipeline.environments import EnvironmentConfig, make_lanes
+from pipeline.params import ParamsPublisher, PublishConfig
+from pipeline.progress import Progress, ProgressWriter
 from pipeline.store import LocalStore
+from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import SMALL, NetworkSpec
 from r2d2.networks import build_network
-from r2d2.serialize import params_to_bytes
+from r2d2.serialize import params_from_bytes, params_to_bytes
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
 from schemas.terms import DatasetTerms
+from tests.mlflow_session import mlflow_runs, mlflow_template
+
+__all__ = ["mlflow_runs", "mlflow_template"]
 
 LINEAGE = bytes(range(16))
 CORE = CoreSpec(kind="lstm", width=8)
@@ -135,10 +148,139 @@ def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over(cartpole, tmp_path)
         read_parameters(newest, "checkpoint")
 
 
+PONG = EnvironmentConfig(env_id="ALE/Pong-v5", arguments={"max_num_frames_per_episode": 480})
+
+
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_the_film_shows_the_very_game_that_was_scored_and_a_second_evaluation_is_the_same(tmp_path, sticky):
+    parameters = params_from_bytes(parameters_for(PONG))
+    flags = PlayFlags(episodes=3, envs=2, seed=3, epsilon=0.3)
+    evaluator = Evaluator(replace(PONG, sticky=sticky), flags, films=True)
+    first, second = evaluator.evaluate(parameters), evaluator.evaluate(parameters)
+    assert first.played == second.played
+    assert first.film.score == first.played[0].episode_return
+    assert f"protocol paper: up to 30 no-ops, 480 frames, sticky {sticky:g}" in first.conditions
+    assert evaluator.evaluate(parameters, stop=lambda: True) is None
+    evaluator.close()
+    path = write_film(first, tmp_path / "film.gif")
+    with Image.open(path) as film:
+        assert film.size == (320, 444)
+        assert film.n_frames > 50
+
+
+def test_a_protocol_is_stated_and_flags_come_on_top_of_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("params.safetensors").write_bytes(parameters_for(PONG))
+    arguments = ["--checkpoint", "params.safetensors", "--env", "ALE/Pong-v5", "--episodes", "1", "--threads", "1",
+                 "--tracking-uri", "none", "--env-arg", "max_num_frames_per_episode=400", "--out", "out"]  # fmt: skip
+    paper, sticky = said_by(capsys, *arguments), said_by(capsys, *arguments, "--protocol", "sticky", "--no-video")
+    assert "protocol paper: up to 30 no-ops, 400 frames, sticky 0," in " ".join(paper.split())
+    assert "protocol sticky: up to 0 no-ops, 400 frames, sticky 0.25," in " ".join(sticky.split())
+    mean = float(re.findall(r"mean return (-?[0-9.]+)", paper)[0])
+    assert f"human-normalised {100 * (mean + 20.7) / 35.3:.1f} %" in paper
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "000000003-paper-s0.csv", "000000003-paper-s0.gif", "000000003-sticky-s0.csv",
+    ]  # fmt: skip
+    header, row = Path("out/000000003-paper-s0.csv").read_text().splitlines()
+    assert header == "episode,lane,episode_return,steps,truncated"
+    assert row.startswith(f"0,0,{mean:.1f},")
+    assert row.endswith("True")
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
+def test_run_model_and_checkpoint_give_the_same_score_and_log_to_the_same_run(cartpole, tmp_path, capsys, mlflow_runs):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    owner = make_tracker(TrackingConfig(uri=uri, run_name="r", tags={"role": "learn", "run": "r"}))
+    lanes = make_lanes(EnvironmentConfig(env_id="CartPole-v1"), 1)
+    model = write_model(tmp_path / "model", params_from_bytes(cartpole.read_bytes()), lanes.spec)
+    owner.model(model, "last", 3)
+    assert owner.close() == 0
+    run_id = owner.run_id()
+    folder = RunFolder(tmp_path / "runs" / "r")
+    folder.write({"run": "r", "mlflow_run_id": run_id})
+    folder.checkpoints(3).save(3, {"learner.safetensors": cartpole.read_bytes()})
+    common = ["--tracking-uri", uri, "--episodes", "5", "--threads", "1", "--seed", "2"]
+    said = [
+        said_by(capsys, *source, *common)
+        for source in (
+            ["--run-id", run_id],
+            ["--model", f"runs:/{run_id}/last"],
+            ["--checkpoint", "runs/r", "--env", "CartPole-v1"],
+        )
+    ]
+    assert said[0] == said[1] == said[2]
+    assert said[0].endswith(f"evaluate: logged to MLflow run {run_id}\n")
+    client, (run,) = mlflow_runs()
+    assert (run.info.run_id, run.info.status) == (run_id, "FINISHED")
+    mean = float(re.findall(r"mean return (-?[0-9.]+)", said[0])[0])
+    history = client.get_metric_history(run_id, "eval/return_mean")
+    assert [(metric.step, round(metric.value, 3)) for metric in history] == [(3, mean)] * 3
+    artifacts = [path.path for path in client.list_artifacts(run_id, "evaluations")]
+    assert artifacts == ["evaluations/000000003-paper-s2.csv"]
+    with pytest.raises(SystemExit):
+        evaluate.main(["--run-id", "0" * 32, *common])
+    assert "allowed: a run that sqlite" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_following_plays_each_new_version_keeps_the_best_and_ends_with_the_run(
+    cartpole, tmp_path, monkeypatch, capfd, mlflow_runs
+):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    owner = make_tracker(TrackingConfig(uri=uri, run_name="r", tags={"role": "learn", "run": "r"}))
+    environment = EnvironmentConfig(env_id="CartPole-v1")
+    geometry = SequenceGeometry(burn_in=2, unroll=4, bootstrap=1, stride=4)
+    (tmp_path / "poles").mkdir()
+    store = LocalStore(tmp_path / "poles")
+    agree_on_terms(store, DatasetTerms(env=make_lanes(environment, 1).spec, geometry=geometry, core=CORE))
+    publisher = ParamsPublisher(store, "r", PublishConfig())
+    writer = ProgressWriter(
+        store, "r", lambda: Progress(sequences_seen=0, sequences_allowed=None, samples=0, updates=0)
+    )
+    publisher.publish(parameters_for(environment, version=1), 1)
+    writer.start()
+    monkeypatch.setattr(StopRequest, "listen", lambda stop: stop)  # Signals are the main thread's.
+    arguments = ["--follow", "live", "--dataset", "poles", "--episodes", "3", "--every-seconds", "0.01"]
+    codes: list[int] = []
+    follower = threading.Thread(
+        target=lambda: codes.append(evaluate.main([*arguments, "--threads", "1", "--tracking-uri", uri]))
+    )
+    follower.start()
+    said = ""
+    for version in (1, 2):
+        deadline = time.monotonic() + 60
+        while f"update {version}: mean return" not in said:
+            said += capfd.readouterr().out
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+        publisher.publish(parameters_for(environment, version=version + 1), version + 1)
+    writer.close()
+    follower.join(60)
+    said += capfd.readouterr().out
+    assert codes == [0]
+    assert "stopped (the run has ended): 3 versions" in said
+    assert said.count("the best so far") == 1  # The same network under three numbers.
+    assert owner.close() == 0
+    client, (run,) = mlflow_runs()
+    assert (run.data.tags["best_version"], run.info.status) == ("1", "FINISHED")
+    history = client.get_metric_history(run.info.run_id, "eval/return_mean")
+    assert [metric.step for metric in history] == [1, 2, 3]
+    assert [model.name for model in client.search_logged_models([run.info.experiment_id])] == ["best"]
+    assert evaluate.main(["--model", f"runs:/{run.info.run_id}/best", "--tracking-uri", uri, "--episodes", "3"]) == 0
+
+
+def test_following_a_run_that_never_comes_says_what_it_waits_for_and_ends_in_time(cartpole, capfd):
+    arguments = ["--follow", "nobody", "--dataset", "nowhere", "--max-minutes", "0.06", "--tracking-uri", "none"]
+    assert evaluate.main(arguments) == 0
+    said = capfd.readouterr().out
+    assert "waits for a dataset in" in said
+    assert "stopped (0.06 minutes), nothing was played" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "checkpoint is not given; allowed: a params.safetensors"),
+        ([], "checkpoint is not given; allowed: a checkpoint (--checkpoint), a run of MLflow"),
         (["--checkpoint", "params.safetensors"], "env is not given; allowed: an environment, or --dataset"),
         (["--env", "CartPole-v1", "--checkpoint", "nowhere"], "checkpoint is 'nowhere'; allowed: "),
         (["--env", "CartPole-v1", "--checkpoint", "empty"], "neither is there"),
@@ -149,6 +291,10 @@ def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over(cartpole, tmp_path)
         (["--checkpoint", "params.safetensors", "--episodes", "0"], "episodes is 0; allowed: 1 or more"),
         (["--checkpoint", "params.safetensors", "--memory-steps", "0"], "memory_steps is 0; allowed: 1 or more"),
         (["--checkpoint", "params.safetensors", "--epsilon", "2"], "epsilon is 2.0; allowed: 0 to 1"),
+        (["--checkpoint", "params.safetensors", "--protocol", "x"], "protocol is 'x'; allowed: paper, sticky, trained"),
+        (["--checkpoint", "params.safetensors", "--run-id", "x"], "run_id is given; allowed: without checkpoint"),
+        (["--checkpoint", "params.safetensors", "--updates", "3"], "allowed: with --follow"),
+        (["--run-id", "x"], "tracking_uri is 'none'; allowed: where the run is, with --run-id and --model"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(cartpole, tmp_path, capsys, arguments, reason):

@@ -179,7 +179,9 @@ def main(argv: Sequence[str]) -> int:
         _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
     stop = StopRequest().listen()
-    writer = ShardWriter(store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities)
+    writer = ShardWriter(
+        store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities, notes_waits=True
+    )
     spool = Spool(writer, flags.spool)
     collector = Collector(
         store=store,

@@ -1,8 +1,10 @@
 """Sequences to immutable shards: compressed as they come, published whole under the flush rule."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from schemas.records import Sequence, SequenceBatch
 from schemas.shard import shard_schema
 from schemas.terms import DatasetTerms
 
+WAITED_KEY = "r2d2.waited_seconds"
 InitialPriorities = Callable[[SequenceBatch, np.ndarray], np.ndarray]
 
 
@@ -64,6 +67,7 @@ class ShardWriter:
         initial_priorities: given a batch of B sequences and their ``q_values`` ``[B, S, A]`` float32, their priorities
             before alpha, float32 ``[B]``, NaN = none. The batch's ``observation`` has its shape but is all zeros:
             the pixels are compressed by then.
+        notes_waits: each shard also says how long its sequences waited for it (``waited_seconds``).
         clock: seconds, monotonic.
 
     Attributes:
@@ -78,10 +82,11 @@ class ShardWriter:
         config: WriterConfig,
         *,
         initial_priorities: InitialPriorities,
+        notes_waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._terms, self._collector, self._config = store, terms, collector, config
-        self._initial_priorities, self._clock = initial_priorities, clock
+        self._initial_priorities, self._notes_waits, self._clock = initial_priorities, notes_waits, clock
         self._layout = row_layout(terms)
         self._pending: list[_PendingRow] = []
         self._unpublished: tuple[ShardName, pa.Buffer] | None = None
@@ -157,7 +162,10 @@ class ShardWriter:
         records = np.concatenate([row.record for row in rows])
         records["initial_priority"] = self._priorities(records, rows)
         frames, probes = [row.frame for row in rows], [row.probe for row in rows]
-        data = encode_shard(self._terms, self._collector, records, frames, probes)
+        now, notes = self._clock(), {}
+        if self._notes_waits:
+            notes = {WAITED_KEY: json.dumps([round(now - row.since, 4) for row in rows])}
+        data = encode_shard(self._terms, self._collector, records, frames, probes, notes)
         owned = self._terms.geometry.owned_steps(records["first_valid"], records["num_steps"], records["ends"])
         del self._pending[: len(rows)]
         return ShardName(self._collector, self.shards, len(rows), int(owned.sum())), data
@@ -175,13 +183,19 @@ class ShardWriter:
 
 
 def encode_shard(
-    terms: DatasetTerms, collector: str, records: np.ndarray, frames: list[bytes], probes: list[bytes]
+    terms: DatasetTerms,
+    collector: str,
+    records: np.ndarray,
+    frames: list[bytes],
+    probes: list[bytes],
+    notes: dict[str, str] | None = None,
 ) -> pa.Buffer:
     """A whole shard in memory: one uncompressed record batch in an Arrow IPC file. Fills ``records["checksum"]``.
 
     Args:
         records: B packed rows of ``row_layout(terms).dtype``.
         frames, probes: what the two columns of varying size hold, one value a row.
+        notes: metadata of the record batch, which no reader needs.
     """
     layout = row_layout(terms)
     _fill_checksums(collector, records, frames, probes, layout)
@@ -199,8 +213,19 @@ def encode_shard(
     ]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema), custom_metadata=notes or None)
     return sink.getvalue()
+
+
+def waited_seconds(path: Path) -> np.ndarray | None:
+    """How long each sequence of a shard had waited when the shard was made, float64 ``[rows]``; None: it does not say.
+
+    Raises:
+        OSError, pyarrow.ArrowInvalid, ValueError: no shard.
+    """
+    with pa.memory_map(str(path)) as source:
+        notes = pa.ipc.open_file(source).get_batch_with_custom_metadata(0).custom_metadata or {}
+    return np.array(json.loads(notes[WAITED_KEY.encode()])) if WAITED_KEY.encode() in notes else None
 
 
 def _fill_checksums(

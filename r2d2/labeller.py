@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r2d2.networks import R2D2Network, state_to_rows, zero_state
+from r2d2.networks import R2D2Network, state_from_rows, state_to_rows
 from r2d2.training_pass import IMAGES_AT_ONCE
+from schemas.shard import NO_ACTION
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedSteps:
-    """What was seen and done in an episode of E steps.
+    """What was seen and done in E consecutive steps of an episode, by default from its first on.
 
     Attributes:
         frames: ``[K-1+E+1, *shape]`` with history and final observation, K at least the network's.
@@ -26,12 +27,17 @@ class RecordedSteps:
         reward: float32 ``[E]``.
         states_at: ascending steps whose states are wanted; None: all. The core runs over what lies between them in one
             call, which is several times as fast as step by step.
+        core: one float32 ``[D]`` per part, the state before the first of these steps; None: zero, an episode's start.
+        previous_action, previous_reward: what came before the first of these steps, by default nothing.
     """
 
     frames: np.ndarray
     action: np.ndarray
     reward: np.ndarray
     states_at: np.ndarray | None = None
+    core: tuple[np.ndarray, ...] | None = None
+    previous_action: int = NO_ACTION
+    previous_reward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,8 @@ class Labeller:
         order = sorted(range(len(episodes)), key=lambda index: -len(episodes[index].action))
         features = [self._features(episodes[index].frames, len(episodes[index].action) + 1) for index in order]
         previous = [self._previous(episodes[index]) for index in order]
-        hidden, states = self._recur(features, previous, _borders(episodes))
+        start = self._start([episodes[index].core for index in order])
+        hidden, states = self._recur(features, previous, start, _borders(episodes))
         labels: list[Labels | None] = [None] * len(episodes)
         for lane, index in enumerate(order):
             steps = len(features[lane])
@@ -102,20 +109,31 @@ class Labeller:
 
     def _previous(self, episode: RecordedSteps) -> tuple[Tensor, Tensor]:
         """Previous actions and rewards ``[E+1]`` that enter the core at each step."""
-        action, reward = np.concatenate([[-1], episode.action]), np.concatenate([[0], episode.reward])
+        action = np.concatenate([[episode.previous_action], episode.action])
+        reward = np.concatenate([[episode.previous_reward], episode.reward])
         return (
             torch.from_numpy(action.astype(np.int64)).to(self._device),
             torch.from_numpy(reward.astype(np.float32)).to(self._device),
         )
 
+    def _start(self, cores: Many[tuple[np.ndarray, ...] | None]) -> tuple[Tensor, ...]:
+        """The lanes' states before their first steps."""
+        core = self._network.spec.core
+        zero = tuple(np.zeros(core.size, np.float32) for _ in core.parts)
+        rows = (np.stack(part) for part in zip(*(own or zero for own in cores), strict=True))
+        return state_from_rows(tuple(torch.from_numpy(part).to(self._device) for part in rows), core)
+
     def _recur(
-        self, features: list[Tensor], previous: list[tuple[Tensor, Tensor]], borders: list[int]
+        self,
+        features: list[Tensor],
+        previous: list[tuple[Tensor, Tensor]],
+        state: tuple[Tensor, ...],
+        borders: list[int],
     ) -> tuple[Tensor, dict[int, tuple[Tensor, ...]]]:
         """The core's output ``[steps, lanes, hidden]``, and the state rows ``[lanes, D]`` before each border."""
         lengths = [len(values) for values in features]
         padded = torch.nn.utils.rnn.pad_sequence(features)
         action, reward = (torch.nn.utils.rnn.pad_sequence([pair[which] for pair in previous]) for which in range(2))
-        state = zero_state(self._network.spec.core, len(lengths), self._device)
         hidden = padded.new_zeros(lengths[0], len(lengths), self._network.spec.hidden_size)
         states = {}
         for step, following in pairwise([*borders, lengths[0]]):

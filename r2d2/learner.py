@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from r2d2.adam import moments, restore_moments
 from r2d2.burn_in import choose
 from r2d2.config import LearnerConfig, NetworkSpec
 from r2d2.data_parallel import Replicas
@@ -252,8 +253,7 @@ class Learner:
         """
         tensors = {name: value.detach() for name, value in self._trained.items()}
         tensors |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
-        for name, value in self._trained.items():
-            tensors |= {f"adam.{key}.{name}": moment for key, moment in self._optimizer.state.get(value, {}).items()}
+        tensors |= {f"adam.{name}": value for name, value in moments(self._optimizer, self._trained).items()}
         values = {"spec": self.spec.to_json(), "lineage": self.lineage.hex(), "acting": self.config.acting_values()}
         return tensors, {**values, "updates": self.updates, "version": self.version}
 
@@ -272,7 +272,7 @@ class Learner:
         for part, module in (("network", self.network), ("target", self.target), ("initializer", self.initializer)):
             if module is not None:
                 load_tensors(module, tensors_under(part, tensors), part)
-        self._restore_moments(tensors_under("adam", tensors))
+        restore_moments(self._optimizer, self._trained, tensors_under("adam", tensors))
         self.lineage = bytes.fromhex(values["lineage"])
         self.updates = values["updates"]
         self._first_version = values["version"] - self.updates
@@ -316,21 +316,6 @@ class Learner:
 
     def _copy_target(self) -> None:
         self.target.load_state_dict(self.network.state_dict())
-
-    def _restore_moments(self, moments: dict[str, Tensor]) -> None:
-        self._optimizer.state.clear()
-        if not moments:
-            return
-        for name, value in self._trained.items():
-            state = self._optimizer.state[value]
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                moment = moments.get(f"{key}.{name}")
-                wanted = () if key == "step" else value.shape
-                if moment is None or moment.shape != wanted:
-                    raise ValueError(f"adam: {key} of {name} is missing or not of shape {tuple(wanted)}")
-                # In the parameter's own memory order, which the fused optimiser takes for granted.
-                like = value if key != "step" else torch.zeros((), device=value.device)
-                state[key] = torch.empty_like(like, requires_grad=False).copy_(moment)
 
     def _notices(self) -> Iterator[str]:
         used, stored = self.geometry, self.stored

@@ -29,6 +29,7 @@ from pipeline.action_table import TablePoller
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms, link_run, new_collector_id, write_provenance
 from pipeline.environments import EnvironmentConfig, EnvironmentFailure, make_lane_groups, make_lanes
+from pipeline.frame_buffers import FrameBuffers
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
@@ -182,12 +183,13 @@ def main(argv: Sequence[str]) -> int:
     writer = ShardWriter(
         store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities, notes_waits=True
     )
-    spool = Spool(writer, flags.spool)
+    buffers = FrameBuffers(terms, act.envs)
+    spool = Spool(writer, flags.spool, buffers)
     collector = Collector(
         store=store,
         collector=collector_id,
         rollouts=rollouts,
-        builder=SequenceBuilder(terms, collector_id, act.envs),
+        builder=SequenceBuilder(terms, collector_id, act.envs, buffers),
         spool=spool,
         follower=follower,
         use_published=use_published,

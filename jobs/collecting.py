@@ -156,6 +156,7 @@ class CollectRun:
             "collect/waiting_seconds": counts.waiting_seconds,
             "collect/parameter_version": policy.version,
             "health/environment_restarts": self._restarts,
+            **{f"collect/{name}": value for name, value in counts.blocked.take().items()},
             **policy.metrics(),
             **self._health.metrics(),
         }

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.blocked_times import BlockedTimes
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.rollout import Rollout, VectorStep
@@ -51,7 +52,8 @@ class CollectorCounts:
     """What a collector has done so far.
 
     ``finished`` holds (lane, return, length) of ended episodes until a reader takes them, ``evaluated`` (version at the
-    end, return, length) of the evaluation lanes' episodes.
+    end, return, length) of the evaluation lanes' episodes. ``blocked``: what each sequence cost the loop from when
+    its last step was known until it was handed over, the bookkeeping of that step included.
     """
 
     env_steps: int = 0
@@ -60,6 +62,7 @@ class CollectorCounts:
     versions_used: set[int] = field(default_factory=set)
     finished: list[tuple[int, float, int]] = field(default_factory=list)
     evaluated: list[tuple[int, float, int]] = field(default_factory=list)
+    blocked: BlockedTimes = field(default_factory=BlockedTimes)
 
     def take_finished(self) -> list[tuple[int, float, int]]:
         taken, self.finished = self.finished, []
@@ -147,9 +150,13 @@ class Collector:
     def _take_in(self, group: int) -> None:
         step = self._rollouts[group].observe()
         self._count(step, self._first_lanes[group])
-        for sequence in self._builder.record(step, self._first_lanes[group]):
+        started = time.perf_counter()
+        sequences = self._builder.record(step, self._first_lanes[group])
+        for sequence in sequences:
             self._spool.put(sequence)
-            self._sequences += 1
+        if sequences:
+            self.counts.blocked.add(time.perf_counter() - started, len(sequences))
+            self._sequences += len(sequences)
 
     def _follow(self) -> None:
         now = self._clock()

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.frame_buffers import FrameBuffers
 from pipeline.rollout import VectorStep
-from schemas.geometry import CONTINUES, CUT, LIFE_LOST, TERMINATED, TRUNCATED
+from schemas.geometry import CONTINUES, CUT, LIFE_LOST, TERMINATED, TRUNCATED, Window
 from schemas.records import Sequence
 from schemas.shard import NO_ACTION, NO_LINEAGE, PROBE_EVERY
 from schemas.terms import DatasetTerms
@@ -24,10 +25,15 @@ class SequenceBuilder:
         terms: windows, observation and core of the dataset.
         collector: the incarnation's id, stamped on each sequence.
         num_lanes: N.
+        buffers: memory for the frames of sequences, each of which is given back by whoever is done with it; None: new
+            memory for each.
     """
 
-    def __init__(self, terms: DatasetTerms, collector: str, num_lanes: int) -> None:
+    def __init__(
+        self, terms: DatasetTerms, collector: str, num_lanes: int, buffers: FrameBuffers | None = None
+    ) -> None:
         self._geometry, self._core, self._collector = terms.geometry, terms.core, collector
+        self._buffers = buffers
         self._resets_at_life_loss = terms.env.life_loss == "reset"
         n, ring = num_lanes, terms.geometry.frame_stack + terms.geometry.stored_steps
         self._ring = ring
@@ -166,15 +172,11 @@ class SequenceBuilder:
         first_step = window.start - geometry.burn_in + window.first_valid
         acted = np.arange(first_step, first_step + window.num_steps) % ring
         seen = np.arange(first_step, first_step + window.num_observations) % ring
-        frames = np.arange(first_step - (geometry.frame_stack - 1), first_step + window.num_observations) % ring
 
         def rows(source: np.ndarray, taken: np.ndarray, fill: float = 0) -> np.ndarray:
             out = np.full((geometry.stored_steps, *source.shape[2:]), fill, source.dtype)
             out[window.first_valid : window.first_valid + len(taken)] = source[lane, taken]
             return out
-
-        observation = np.zeros((geometry.stored_frames, *self._frames.shape[2:]), self._frames.dtype)
-        observation[window.first_valid : window.first_valid + len(frames)] = self._frames[lane, frames]
 
         def states_before(step: int) -> tuple[np.ndarray, ...]:
             return tuple(state[lane, step % ring].copy() for state in self._states)
@@ -194,7 +196,7 @@ class SequenceBuilder:
             num_steps=window.num_steps,
             num_observations=window.num_observations,
             ends=stored_ends,
-            observation=observation,
+            observation=self._frames_of(lane, first_step, window),
             **{name: rows(source, acted) for name, source in self._rows.items()},
             previous_action=int(self._rows["action"][lane, before]) if has_previous else NO_ACTION,
             previous_reward=float(self._rows["reward"][lane, before]) if has_previous else 0.0,
@@ -213,3 +215,17 @@ class SequenceBuilder:
         self._sequences += 1
         self._next[lane] += 1
         return sequence
+
+    def _frames_of(self, lane: int | np.intp, first_step: int, window: Window) -> np.ndarray:
+        """``[K-1+S, *shape]``: out of the ring in one or two runs, zero before and behind."""
+        source, history, at = self._frames[lane], self._geometry.frame_stack - 1, window.first_valid
+        if self._buffers is None:
+            frames = np.empty((self._geometry.stored_frames, *source.shape[1:]), source.dtype)
+        else:
+            frames = self._buffers.take()
+        begin, count = (first_step - history) % self._ring, history + window.num_observations
+        unbroken = min(count, self._ring - begin)
+        frames[:at] = frames[at + count :] = 0
+        frames[at : at + unbroken] = source[begin : begin + unbroken]
+        frames[at + unbroken : at + count] = source[: count - unbroken]
+        return frames

@@ -20,6 +20,7 @@ from jobs.presets import preset_named
 from pipeline.collector import Collector, RefreshConfig
 from pipeline.dataset import agree_on_terms
 from pipeline.environments import make_lane_groups, make_lanes
+from pipeline.frame_buffers import FrameBuffers
 from pipeline.progress import RunFollower
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
@@ -130,9 +131,11 @@ def make_collector(name, groups, make_policy, terms, store, preset, watch: Stopw
         lanes.recv = watch.timed("waiting for the emulator", lanes.recv)
         policy.act = watch.timed("policy", policy.act)
         rollouts.append(Rollout(lanes, policy, terms.geometry.frame_stack, 0))
-    builder = SequenceBuilder(terms, name, sum(lanes.num_lanes for lanes in groups))
+    num_lanes = sum(lanes.num_lanes for lanes in groups)
+    buffers = FrameBuffers(terms, num_lanes)
+    builder = SequenceBuilder(terms, name, num_lanes, buffers)
     writer = ShardWriter(store, terms, name, WriterConfig(), initial_priorities=priorities)
-    spool = Spool(writer, SpoolConfig())
+    spool = Spool(writer, SpoolConfig(), buffers)
     builder.record = watch.timed("assembly", builder.record)
     writer.add, writer.maybe_flush = (
         watch.timed("compression", writer.add),

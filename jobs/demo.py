@@ -1,4 +1,4 @@
-"""``make demo``: both jobs at once on a real game for three minutes, then the doctor, and what came of it.
+"""``make demo``: play, learn and evaluate at once on a real game for three minutes, then the doctor, and what came of it.
 
 Everything lies below ``.demo`` in the current folder; a second demo makes a second dataset there.
 """
@@ -6,6 +6,7 @@ Everything lies below ``.demo`` in the current folder; a second demo makes a sec
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,19 @@ from pathlib import Path
 
 from jobs.command_line import parse, refusing
 from jobs.doctor import show
+from jobs.parameters import read_parameters
+from pipeline.mlflow_client import download_model, find_run, list_artifacts
 from pipeline.store import LocalStore
 from pipeline.verify import verify_dataset
 
 FOLDER = Path(".demo")
+ON_THE_PAGE = {
+    "metrics": ("learn/loss", "eval/return_mean", "collect/return_mean", "system/cpu_utilization_percentage"),
+    "artifacts": ("plots/learning_curve.png", "plots/diagnostics.png", "videos/best.gif", "evaluations/best.csv"),
+    "models": ("best", "last"),
+}
 LEAST_DISTINCT_PRIORITIES = 0.95
+MOST_MINUTES_LONGER = 3.0  # The evaluation ends with the run; this is for a learner that never began.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +50,12 @@ def main(argv: Sequence[str]) -> int:
     name = next(f"demo-{n}" for n in count(1) if not (FOLDER / f"demo-{n}").exists())
     tracking = f"sqlite:///{FOLDER.absolute()}/mlflow.db"
     common = ["--dataset", name, "--max-minutes", str(flags.minutes), "--tracking-uri", tracking]
+    watching = ["--dataset", name, "--follow", "live", "--tracking-uri", tracking, "--episodes", "2", "--threads", "1"]
+    most = ["--every-seconds", "45", "--max-minutes", str(flags.minutes + MOST_MINUTES_LONGER)]
     jobs = {
         "collect": Job("collect.py", [*common, "--env", flags.env]),
         "learn": Job("learn.py", [*common, "--checkpoint-seconds", "60"]),
+        "evaluate": Job("evaluate.py", [*watching, *most]),
     }
     try:
         statuses = [job.wait() for job in jobs.values()]
@@ -98,14 +110,18 @@ def _report(store: LocalStore, jobs: dict[str, Job], tracking: str) -> int:
     collect, learn = jobs["collect"], jobs["learn"]
     versions = collect.find(r"(\d+) parameter versions")
     updates, ratio = learn.find(r"(\d+) updates"), learn.find(r"([0-9.e+-]+) samples per insert")
-    run_ids = {name: job.find(r"MLflow run (\w+)") for name, job in jobs.items()}
+    run_ids = {name: jobs[name].find(r"MLflow run (\w+)") for name in ("collect", "learn")}
+    score = jobs["evaluate"].find(r"mean return (\S+)")
     print(f"updates                     {updates}")
     print(f"parameter versions used     {versions}")
     print(f"samples per insert          {ratio}")
+    print(f"last evaluation             mean return {score}")
     print(f"checksum errors             {report.corrupt_rows}")
     print(f"MLflow runs                 {', '.join(f'{name} {run_id}' for name, run_id in run_ids.items())}")
     print(f"to see them                 {Path(sys.executable).parent / 'mlflow'} ui --backend-store-uri {tracking}")
-    faults = list(report.faults)
+    print(f"to play the best network    python jobs/evaluate.py --tracking-uri {tracking} "
+          f"--model runs:/{run_ids['learn']}/best")  # fmt: skip
+    faults = [*report.faults, *missing_on_the_page(tracking, run_ids["learn"])]
     if not versions.isdigit() or int(versions) < 2:
         faults.append(f"the collector used {versions} parameter versions; it must take up new ones")
     if report.distinct_priority_share < LEAST_DISTINCT_PRIORITIES:
@@ -114,6 +130,23 @@ def _report(store: LocalStore, jobs: dict[str, Job], tracking: str) -> int:
         print(f"fault: {fault}")
     print("demo: failed" if faults else "demo: all is well")
     return 1 if faults else 0
+
+
+def missing_on_the_page(tracking: str, run_id: str) -> list[str]:
+    """What the learner's page in MLflow should show and does not."""
+    run = find_run(tracking, run_id)
+    if run is None:
+        return [f"MLflow has no run {run_id}"]
+    missing = [name for name in ON_THE_PAGE["metrics"] if name not in run.metrics]
+    artifacts = list_artifacts(tracking, run_id)
+    missing += [name for name in ON_THE_PAGE["artifacts"] if name not in artifacts]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ON_THE_PAGE["models"]:
+            try:
+                read_parameters(download_model(tracking, f"runs:/{run_id}/{name}", Path(folder))[0], "model")
+            except ValueError as error:
+                missing.append(f"model {name} ({error})")
+    return [f"the run's page has no {name}" for name in missing]
 
 
 if __name__ == "__main__":

@@ -85,6 +85,16 @@ def search_runs(uri: str, experiment: str, tags: Mapping[str, str], most: int = 
         return [_run_of(run) for run in runs]
 
 
+def list_artifacts(uri: str, run_id: str) -> set[str]:
+    """Paths of a run's files, without those of its models. Raises ValueError when ``uri`` cannot be read."""
+    with _readable(uri) as client:
+        found, todo = set(), [""]
+        while todo:
+            for artifact in client.list_artifacts(run_id, todo.pop() or None):
+                (todo.append if artifact.is_dir else found.add)(artifact.path)
+        return found
+
+
 def histories_of(uri: str, run_id: str, names: Iterable[str]) -> Histories:
     """Raises ValueError when ``uri`` cannot be read."""
     with _readable(uri) as client:

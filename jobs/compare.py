@@ -1,0 +1,194 @@
+"""Several runs beside each other: a table here, and curves over env steps and over time in one PNG. Reads MLflow only.
+
+python jobs/compare.py                                       the learners' runs of the experiment, by their settings
+python jobs/compare.py --run-id ID --run-id ID               these runs
+python jobs/compare.py --tag game=ALE/Pong-v5 --group-by preset
+python jobs/compare.py --parent-run-id ID --group-by claim   the parts of a sweep
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jobs.command_line import Repeatable, parse, refuse, refusing
+from jobs.console import show_warnings
+from pipeline.charts import COLOURS, ENV_STEPS, STYLE, Histories
+from pipeline.curves import Curve, band_of, bootstrap_interval, curve_of
+from pipeline.mlflow_client import Run, find_run, histories_of, search_runs
+from pipeline.tracking import DEFAULT_URI, NONE, TrackingConfig
+
+METRICS = ("eval/return_mean", "collect/return_low_epsilon_mean", "collect/return_mean", "collect/episode_return")
+AXES = {ENV_STEPS: "env steps", "hours": "hours"}
+SPEEDS = {"learn/updates": "updates", ENV_STEPS: "env steps", "learn/updates_per_second": "updates/s"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """Flags of compare.py.
+
+    Attributes:
+        tracking_uri: where the runs are.
+        experiment: theirs.
+        run_id: a run, repeatable; default: all those of the experiment that the other flags choose.
+        tag: ``name=value``, repeatable: only runs with this tag. Without any: the learners' runs.
+        parent_run_id: only the parts of this sweep.
+        group_by: tag that runs of one group share; its seeds become one curve. ``run``: every run by itself.
+        metric: of the curves; default: the first of evaluation, least exploring lanes, all lanes that a run has.
+        smooth: points that each point of a curve is the mean of.
+        seed: of the bootstrap.
+        out: the picture.
+    """
+
+    tracking_uri: str = DEFAULT_URI
+    experiment: str = "r2d2"
+    run_id: Repeatable = ()
+    tag: Repeatable = ()
+    parent_run_id: str | None = None
+    group_by: str = "settings"
+    metric: str | None = None
+    smooth: int = 5
+    seed: int = 0
+    out: Path = Path("compare.png")
+
+    def __post_init__(self) -> None:
+        TrackingConfig(uri=self.tracking_uri)
+        if self.tracking_uri == NONE:
+            raise ValueError(f"tracking_uri is {NONE!r}; allowed: where the runs are")
+        if self.smooth < 1:
+            raise ValueError(f"smooth is {self.smooth}; allowed: 1 or more")
+        for text in self.tag:
+            if "=" not in text:
+                raise ValueError(f"tag is {text!r}; allowed: name=value")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run with its curves by axis; ``metric`` is the one they show, None where it has none of them."""
+
+    run: Run
+    histories: Histories
+    metric: str | None
+    curves: dict[str, Curve]
+
+
+def main(argv: Sequence[str]) -> int:
+    show_warnings()
+    with refusing(OSError):
+        flags = parse(CompareFlags, argv, CompareFlags(), "compare.py")
+        runs = [_compared(run, flags) for run in _choose(flags)]
+        if not runs:
+            refuse("no run is chosen; allowed: other --tag, --run-id or --experiment")
+        groups: dict[str, list[Compared]] = {}
+        for each in runs:
+            key = each.run.name if flags.group_by == "run" else each.run.tags.get(flags.group_by, "-")
+            groups.setdefault(key, []).append(each)
+        labels = {key: _label(key, members, flags.group_by) for key, members in groups.items()}
+        show(groups, labels, np.random.default_rng(flags.seed))
+        if any(each.curves for each in runs):
+            plot(groups, labels, flags.out, np.random.default_rng(flags.seed))
+            print(f"compare: curves in {flags.out}")
+        else:
+            print("compare: no run has a return yet, so there are no curves")
+    return 0
+
+
+def show(groups: dict[str, list[Compared]], labels: dict[str, str], generator: np.random.Generator) -> None:
+    """A row per run, and one per group of several."""
+    table = Table("group", "run", "seed", "minutes", *SPEEDS.values(), "return, last", "return, best", "of")
+    for key, members in groups.items():
+        for each in members:
+            cells = [_cell(each.run.metrics.get(name)) for name in SPEEDS]
+            y = each.curves[ENV_STEPS].y if each.curves else np.array([])
+            ends = [_cell(y[-1]), _cell(y.max())] if len(y) else ["-", "-"]
+            row = [labels[key], each.run.name, each.run.tags.get("seed", "-"), _cell(_minutes(each)), *cells]
+            table.add_row(*row, *ends, each.metric or "-")
+        lasts = np.array([each.curves[ENV_STEPS].y[-1] for each in members if each.curves])
+        if len(lasts) > 1:
+            low, high = bootstrap_interval(lasts, generator)
+            mean = f"{lasts.mean():.4g} ({low:.4g} to {high:.4g})"
+            blanks = [""] * (2 + len(SPEEDS))
+            table.add_row(f"[bold]{labels[key]}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", "")
+        table.add_section()
+    Console(highlight=False).print(table)
+
+
+def plot(groups: dict[str, list[Compared]], labels: dict[str, str], path: Path, generator: np.random.Generator) -> None:
+    """Mean and 95 % bootstrap interval of each group, by env steps and by hours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        figure, all_axes = pyplot.subplots(1, len(AXES), figsize=(10, 3.8), dpi=120, layout="constrained")
+        for axes, (over, unit) in zip(all_axes, AXES.items(), strict=True):
+            for number, (key, members) in enumerate(groups.items()):
+                curves = [each.curves[over] for each in members if each.curves]
+                if not curves:
+                    continue
+                colour, band = COLOURS[number % len(COLOURS)], band_of(curves, generator)
+                seeds = f" ({band.seeds} seeds)" if band.seeds > 1 else ""
+                axes.plot(band.x, band.mean, color=colour, lw=1.6, label=f"{labels[key]}{seeds}")
+                if band.seeds > 1:
+                    axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, lw=0)
+                    for curve in curves:
+                        axes.plot(curve.x, curve.y, color=colour, lw=0.6, alpha=0.5)
+            axes.set(xlabel=unit, ylabel="return of an episode")
+        all_axes[0].legend(frameon=False, fontsize=8)
+        metrics = sorted({each.metric for members in groups.values() for each in members if each.metric})
+        figure.suptitle(
+            f"{', '.join(metrics)}; shaded: 95 % bootstrap interval of the mean", fontsize=9, x=0.01, ha="left"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def _choose(flags: CompareFlags) -> list[Run]:
+    if flags.run_id:
+        found = {run_id: find_run(flags.tracking_uri, run_id) for run_id in flags.run_id}
+        for run_id, run in found.items():
+            if run is None:
+                raise ValueError(f"run_id is {run_id!r}; allowed: a run that {flags.tracking_uri} has")
+        return [run for run in found.values() if run is not None]
+    tags = dict(text.split("=", 1) for text in flags.tag)
+    if flags.parent_run_id:
+        tags["mlflow.parentRunId"] = flags.parent_run_id
+    return search_runs(flags.tracking_uri, flags.experiment, tags or {"role": "learn"})[::-1]
+
+
+def _compared(run: Run, flags: CompareFlags) -> Compared:
+    wanted = METRICS if flags.metric is None else (flags.metric,)
+    metric = next((name for name in wanted if name in run.metrics), None)
+    if metric is None:
+        return Compared(run, {}, None, {})
+    histories = histories_of(flags.tracking_uri, run.run_id, {metric, ENV_STEPS})
+    curves = {over: curve for over in AXES if (curve := curve_of(histories, metric, over, flags.smooth)) is not None}
+    return Compared(run, histories, metric, curves)
+
+
+def _label(key: str, members: list[Compared], group_by: str) -> str:
+    """Settings are a hash: what a person knows them by is the game and the preset."""
+    if group_by != "settings":
+        return key
+    tags = members[0].run.tags
+    return f"{tags.get('game', '?').split('/')[-1]} {tags.get('preset', '?')} {key}"
+
+
+def _minutes(each: Compared) -> float | None:
+    return None if each.run.end_seconds is None else (each.run.end_seconds - each.run.start_seconds) / 60
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""compare.py over runs in a real MLflow database."""
+
+import pytest
+
+from jobs import compare
+from tests.mlflow_session import mlflow_runs, mlflow_template
+
+__all__ = ["mlflow_runs", "mlflow_template"]
+pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
+
+
+@pytest.fixture
+def uri(tmp_path, monkeypatch, mlflow_runs) -> str:
+    """Two seeds of one setting, one run of another, and a collector's run."""
+    from mlflow.entities import Metric, RunTag
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("r2d2")
+    for name, settings, role, best in (("a0", "aa", "learn", 10), ("a1", "aa", "learn", 20), ("b0", "bb", "learn", 1),
+                                       ("c", "cc", "collect", 99)):  # fmt: skip
+        run_id = client.create_run(experiment, run_name=name).info.run_id
+        tags = {"settings": settings, "role": role, "seed": name[-1], "game": "ALE/Pong-v5", "preset": "laptop"}
+        metrics = []
+        for number in range(5):
+            milliseconds = 1_700_000_000_000 + 60_000 * number
+            metrics.append(Metric("collect/env_steps", 100 * number, milliseconds, 100 * number))
+            metrics.append(Metric("eval/return_mean", best * number / 4, milliseconds, number))
+        client.log_batch(run_id, metrics, tags=[RunTag(*pair) for pair in tags.items()])
+        client.set_terminated(run_id)
+    return uri
+
+
+def test_seeds_of_one_setting_become_one_mean_with_its_interval(uri, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert compare.main(["--tracking-uri", uri, "--smooth", "1", "--out", "curves.png"]) == 0
+    said = capsys.readouterr().out
+    for name in ("a0", "a1", "b0"):
+        assert f"│ {name} " in said
+    assert "│ c " not in said
+    assert "mean of 2 seeds" in said
+    assert "15 (10 to 20)" in said
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_can_be_named_and_grouped_by_any_tag(uri, capsys, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("COLUMNS", "200")
+    client = MlflowClient(tracking_uri=uri)
+    runs = {run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])}
+    chosen = [word for name in ("a0", "b0") for word in ("--run-id", runs[name].info.run_id)]
+    assert compare.main(["--tracking-uri", uri, *chosen, "--group-by", "game", "--smooth", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "mean of 2 seeds" in said
+    assert "5.5 (1 to 10)" in said
+    assert "a1" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--experiment", "none"], "experiment is 'none'; allowed: one that sqlite"),
+        (["--tag", "game=Chess"], "no run is chosen; allowed: "),
+        (["--tag", "game"], "tag is 'game'; allowed: name=value"),
+        (["--run-id", "f" * 32], "allowed: a run that sqlite"),
+        (["--smooth", "0"], "smooth is 0; allowed: 1 or more"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(uri, capsys, arguments, reason):
+    with pytest.raises(SystemExit) as stopped:
+        compare.main(["--tracking-uri", uri, *arguments])
+    said = capsys.readouterr().err.strip()
+    assert stopped.value.code == 2
+    assert reason in said
+    assert len(said.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""``make demo``: play, learn and evaluate at once on a real game for three minutes, then the doctor, and what came of it.
+"""``make demo``: play, learn and evaluate a real game at once for three minutes, then the doctor, and what came of it.
 
 Everything lies below ``.demo`` in the current folder; a second demo makes a second dataset there.
 """
@@ -22,7 +22,7 @@ from pipeline.verify import verify_dataset
 
 FOLDER = Path(".demo")
 ON_THE_PAGE = {
-    "metrics": ("learn/loss", "eval/return_mean", "collect/return_mean", "system/cpu_utilization_percentage"),
+    "metrics": ("learn/loss", "eval/return_mean", "collect/env_steps", "system/cpu_utilization_percentage"),
     "artifacts": ("plots/learning_curve.png", "plots/diagnostics.png", "videos/best.gif", "evaluations/best.csv"),
     "models": ("best", "last"),
 }

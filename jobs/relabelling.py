@@ -114,10 +114,14 @@ class Relabelling:
         depth = self.terms.geometry.frame_stack
 
         def labelled() -> Generator[list[tuple[Episode, Labels]], None, None]:
+            sequences = 0
             for group in one_ahead(groups(reader.read(collector))):
                 group = [with_history(episode, stored.geometry.frame_stack, depth) for episode in group]
-                labels = labeller.label([self._steps(episode) for episode in group])
-                yield list(zip(group, labels, strict=True))
+                recorded = []
+                for episode in group:
+                    recorded.append(self._steps(episode, sequences))
+                    sequences += self.terms.geometry.last_sequence(episode.facts.steps) + 1
+                yield list(zip(group, labeller.label(recorded), strict=True))
 
         # Three groups at a time: one is read, one is in the network, one is cut, compressed and written.
         with closing(reader), closing(one_ahead(labelled())) as ready:
@@ -136,12 +140,12 @@ class Relabelling:
             writer.flush()
             yield counts()
 
-    def _steps(self, episode: Episode) -> RecordedSteps:
+    def _steps(self, episode: Episode, first_sequence: int) -> RecordedSteps:
         return RecordedSteps(
             frames=episode.frames,
             action=episode.action,
             reward=episode.reward,
-            states_at=states_needed(self.terms.geometry, episode.facts.steps),
+            states_at=states_needed(self.terms.geometry, episode.facts.steps, first_sequence),
         )
 
     def _priorities(self, batch: SequenceBatch, q_values: np.ndarray, config: LearnerConfig) -> np.ndarray:

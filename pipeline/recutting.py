@@ -10,6 +10,7 @@ from pipeline.rollout import VectorStep
 from pipeline.sequences import SequenceBuilder
 from schemas.geometry import SequenceGeometry
 from schemas.records import ActOutput, Sequence
+from schemas.shard import PROBE_EVERY
 from schemas.terms import DatasetTerms
 
 
@@ -71,13 +72,18 @@ class EpisodeCutter:
         yield from self._builder.cut(episode.frames[-1:], q_values[-1:])
 
 
-def states_needed(geometry: SequenceGeometry, steps: int) -> np.ndarray:
-    """Ascending steps of an episode before which some sequence may store the core state, int64."""
+def states_needed(geometry: SequenceGeometry, steps: int, first_sequence: int) -> np.ndarray:
+    """Ascending steps of an episode before which some sequence stores the core state, int64.
+
+    ``first_sequence``: the number of its first one, which says where there are probes.
+    """
     needed = set()
     for sequence in range(geometry.last_sequence(steps) + 1):
         window = geometry.window(sequence, steps, ended=True)
         first_step = window.start - geometry.burn_in + window.first_valid
-        needed |= {first_step, window.start, window.start + geometry.unroll - 1}
+        needed |= {first_step, window.start}
+        if (first_sequence + sequence) % PROBE_EVERY == 0:
+            needed.add(window.start + geometry.unroll - 1)
     return np.array(sorted(step for step in needed if step < steps), np.int64)
 
 

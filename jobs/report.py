@@ -15,6 +15,7 @@ from pipeline.offline_tables import Table
 Tables = dict[str, Table]
 INK, ACCENT, SECOND, GRID = "#22303c", "#2a6f97", "#c8553d", "#dfe6ec"
 ROWS_SHOWN = 25
+MAY_LACK = "initial_priority"  # Random play has none: there is nothing to plot.
 CARDS = {
     "env_steps": "env steps",
     "sequences": "sequences",
@@ -61,7 +62,7 @@ def write_tables(folder: Path, tables: Tables) -> list[Path]:
 
 
 def write_plots(folder: Path, tables: Tables, title: str) -> list[Path]:
-    """A PNG for each table that has a plot and a row."""
+    """A PNG for each table that has a plot and something to show in it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -74,7 +75,7 @@ def write_plots(folder: Path, tables: Tables, title: str) -> list[Path]:
     }):  # fmt: skip
         for name, draw in PLOTS.items():
             table = tables.get(name)
-            if table is None or not len(next(iter(table.values()))):
+            if table is None or not len(next(iter(table.values()))) or np.isnan(table.get(MAY_LACK, 0)).all():
                 continue
             figure, axes = pyplot.subplots(figsize=(4.6, 3.1), dpi=110, layout="constrained")
             draw(axes, table)
@@ -159,6 +160,8 @@ def _returns(name: str, title: str, xlabel: str) -> Callable[[Any, Table], None]
         axes.fill_between(middle, table["min"], table["max"], color=ACCENT, alpha=0.15, lw=0, label="least to greatest")
         axes.plot(middle, table["mean"], color=ACCENT, marker="o", ms=4, label="mean")
         axes.set(title=title, xlabel=xlabel, ylabel="return of a game")
+        if len(middle) == 1:  # One version alone would get ticks between versions.
+            axes.set_xticks(middle)
         axes.legend(frameon=False, fontsize=8)
 
     return draw
@@ -216,7 +219,7 @@ def _dq(axes: Any, table: Table) -> None:
 PLOTS: dict[str, Callable[[Any, Table], None]] = {
     "returns_over_time": _returns("env_steps", "Returns over time", "env steps of the collector"),
     "returns_by_lane": _by_lane,
-    "returns_by_version": _returns("version", "Returns by parameter version", "newest version that acted"),
+    "returns_by_version": _returns("version", "Returns by parameter version", "newest version that acted (-1: random)"),
     "lengths": lambda axes, table: _steps(axes, table, "steps", "Episode lengths", "env steps"),
     "ends": lambda axes, table: _bars(
         axes, table["ends"].tolist(), table["episodes"], "How episodes ended", "episodes"

@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         if any(out.root.iterdir()):
             raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder")
         torch.set_num_threads(flags.threads)
-        parents = {uri: dataset_digest(store) for uri, store in zip(flags.dataset, stores, strict=True)}
+        parents = {str(store.root): dataset_digest(store) for store in stores}
         origin = provenance(
             role="relabel", parents=parents, params=str(flags.params.absolute()), version=parameters.version,
             lineage=parameters.lineage.hex(), where=list(flags.where),

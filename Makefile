@@ -71,6 +71,9 @@ bench-peers: $(READY)  ## The replay beside dm-reverb and torchrl; installs them
 bench-replay-restart: $(READY)  ## A learner on 1e5 Pong sequences, killed with -9 and started again.
 	$(BIN)/python -m tests.benchmarks.replay_restart
 
+bench-actors: $(READY)  ## Actors with a network, by table, at random; what submissions block; what a table knows.
+	$(BIN)/python -m tests.benchmarks.actors
+
 bench-offline: $(READY)  ## Ray Data and relabelling against a plain loop, a bare decoder and a bare network.
 	$(BIN)/python -m tests.benchmarks.offline
 

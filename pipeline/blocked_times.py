@@ -15,6 +15,11 @@ class BlockedTimes:
         """So many sequences were cut and handed over in this time, which each of them bears its part of."""
         self._seconds += [seconds / sequences] * sequences
 
+    @property
+    def seconds(self) -> list[float]:
+        """Each of them, oldest first."""
+        return list(self._seconds)
+
     def take(self) -> dict[str, float]:
         """Median, 99th percentile, maximum, and the share within the article's 120 microseconds; empty for nothing."""
         taken, self._seconds = np.array(self._seconds), []

@@ -64,7 +64,7 @@ def write_minari(folder: Path, terms: DatasetTerms, episodes: Iterable[Episode])
             facts[-1] |= {"ends": ENDS_NAMES[episode.facts.ends], "lineage": episode.facts.lineage.hex()}
             yield EpisodeBuffer(**_arrays(episode), infos=_infos(episode))
 
-    temporary = folder / "_data"
+    temporary = folder.absolute() / "_data"  # Minari takes a relative path twice.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # It misses an author and an e-mail address.

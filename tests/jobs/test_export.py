@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import minari
 import numpy as np
@@ -104,12 +105,13 @@ def test_minari_reads_every_episode_as_it_was(tmp_path, monkeypatch, terms):
         assert (metadata["collector"], metadata["number"]) == (ours.facts.collector, ours.facts.number)
 
 
-def test_minari_bootstraps_where_the_learner_does(tmp_path):
+def test_minari_bootstraps_where_the_learner_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     seen = set()
     for life_loss in ("off", "reset"):
         terms = tiny_terms(life_loss=life_loss)
         store = make_dataset(tmp_path / life_loss, terms, 60, lanes=2)
-        out = tmp_path / f"{life_loss}-v0"
+        out = Path(f"{life_loss}-v0")
         assert main(["--dataset", str(store.root), "--out", str(out), "--format", "minari"]) == 0
         for episode, ours in zip(
             minari.MinariDataset(out / "data").iterate_episodes(),

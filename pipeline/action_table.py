@@ -10,6 +10,7 @@ actions and observation, and the checksum of both columns.
 import json
 import logging
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class RecentActions:
         for key, action in zip(hashes.tolist(), actions.tolist(), strict=True):
             held.pop(key, None)
             held[key] = action
-        for key in list(held)[: max(0, len(held) - self._capacity)]:
+        for key in list(islice(held, max(0, len(held) - self._capacity))):
             del held[key]
 
     def encode(self, env: EnvSpec, version: int, lineage: bytes) -> pa.Buffer:

@@ -52,8 +52,8 @@ class CollectorCounts:
     """What a collector has done so far.
 
     ``finished`` holds (lane, return, length) of ended episodes until a reader takes them, ``evaluated`` (version at the
-    end, return, length) of the evaluation lanes' episodes. ``blocked``: what each sequence cost the loop from when
-    its last step was known until it was handed over, the bookkeeping of that step included.
+    end, return, length) of the evaluation lanes' episodes. ``blocked``: how long the loop copied each
+    sequence out and handed it over.
     """
 
     env_steps: int = 0
@@ -150,12 +150,14 @@ class Collector:
     def _take_in(self, group: int) -> None:
         step = self._rollouts[group].observe()
         self._count(step, self._first_lanes[group])
-        started = time.perf_counter()
+        cutting_before = self._builder.cutting_seconds
         sequences = self._builder.record(step, self._first_lanes[group])
-        for sequence in sequences:
-            self._spool.put(sequence)
         if sequences:
-            self.counts.blocked.add(time.perf_counter() - started, len(sequences))
+            started = time.perf_counter()
+            for sequence in sequences:
+                self._spool.put(sequence)
+            handing_over = time.perf_counter() - started
+            self.counts.blocked.add(self._builder.cutting_seconds - cutting_before + handing_over, len(sequences))
             self._sequences += len(sequences)
 
     def _follow(self) -> None:

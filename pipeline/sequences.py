@@ -4,6 +4,7 @@ Every step of every episode is in the unroll of at least one sequence: heads are
 are emitted too, and ``cut`` closes the open ones when a collector stops in mid-episode.
 """
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,13 +28,16 @@ class SequenceBuilder:
         num_lanes: N.
         buffers: memory for the frames of sequences, each of which is given back by whoever is done with it; None: new
             memory for each.
+
+    Attributes:
+        cutting_seconds: spent so far on copying complete windows out.
     """
 
     def __init__(
         self, terms: DatasetTerms, collector: str, num_lanes: int, buffers: FrameBuffers | None = None
     ) -> None:
         self._geometry, self._core, self._collector = terms.geometry, terms.core, collector
-        self._buffers = buffers
+        self._buffers, self.cutting_seconds = buffers, 0.0
         self._resets_at_life_loss = terms.env.life_loss == "reset"
         n, ring = num_lanes, terms.geometry.frame_stack + terms.geometry.stored_steps
         self._ring = ring
@@ -165,6 +169,7 @@ class SequenceBuilder:
 
     def _cut_window(self, lane: int | np.intp) -> Sequence:
         """Copy the lane's next window out of its ring."""
+        started = time.perf_counter()
         geometry, ring, ends = self._geometry, self._ring, int(self._ends[lane])
         steps = int(self._steps[lane])
         window = geometry.window(int(self._next[lane]), steps, ended=ends != CONTINUES)
@@ -214,6 +219,7 @@ class SequenceBuilder:
         )
         self._sequences += 1
         self._next[lane] += 1
+        self.cutting_seconds += time.perf_counter() - started
         return sequence
 
     def _frames_of(self, lane: int | np.intp, first_step: int, window: Window) -> np.ndarray:

@@ -31,9 +31,9 @@ CLAIMED_US, CLAIMED_SAVING, CLAIMED_COLLISIONS = 120.0, 0.60, 1e-5
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of acting per measurement")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of acting per measurement")
     parser.add_argument("--presets", nargs="+", default=["laptop", "paper"])
-    parser.add_argument("--frames", type=int, default=20_000, help="of each game, for hashes")
+    parser.add_argument("--frames", type=int, default=10_000, help="of each game, for hashes")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("bench-actors", "make bench-actors")

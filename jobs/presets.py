@@ -125,17 +125,16 @@ def article() -> Preset:
 
 
 def laptop() -> Preset:
-    """Ours: must learn Pong on two CPU cores, with about 0.4 M parameters."""
+    """Ours, for two CPU cores (``make learn-pong``): many small updates on small frames, 0.45 M parameters."""
     return Preset(
-        environment=EnvironmentConfig(),
-        geometry=SequenceGeometry(burn_in=20, unroll=40, bootstrap=5, stride=20, frame_stack=2),
-        network=NetworkOptions(
-            image_encoder="small", dense=(256,), core=CoreOptions(core_width=128), dueling_width=128
-        ),
-        learner=LearnerConfig(),
-        replay=ReplayConfig(capacity=50_000, alpha=0.9),
-        limiter=LimiterConfig(samples_per_insert=4.0, min_sequences=200, batch_size=32),
+        environment=EnvironmentConfig(arguments={"img_height": 42, "img_width": 42}),
+        geometry=SequenceGeometry(burn_in=4, unroll=16, bootstrap=5, stride=16, frame_stack=2),
+        network=NetworkOptions(image_encoder="tiny", dense=(256,), core=CoreOptions(core_width=128), dueling_width=128),
+        learner=LearnerConfig(gamma=0.99, learning_rate=5e-4, adam_epsilon=1e-6, beta=0.4, target_copy_updates=400),
+        replay=ReplayConfig(capacity=50_000, alpha=0.6),
+        limiter=LimiterConfig(samples_per_insert=8.0, min_sequences=500, batch_size=16),
         envs=16,
+        refresh_env_steps=50,
     )
 
 

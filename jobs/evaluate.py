@@ -12,7 +12,7 @@ Results go to the MLflow run that the network comes from, else to a run of their
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from pipeline.environments import EnvironmentConfig
 from pipeline.mlflow_client import find_run
 from pipeline.provenance import provenance
 from pipeline.tracking import NONE, Tracker, TrackingConfig, make_tracker
+from r2d2.config import NetworkSpec
 from schemas.specs import EnvSpec
 from schemas.terms import DatasetTerms
 
@@ -105,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
         env = terms.env if terms is not None and (given or source.env is None) else source.env
         if env is None and flags.source.env is None:
             refuse("env is not given; allowed: an environment, or --dataset with one, for none is known here")
-        base = preset.environment if env is None else configuration_of(env)
+        base = _seen_by(source.parameters.spec, preset.environment) if env is None else configuration_of(env)
         evaluator = Evaluator(
             flags.source.over(flags.play.under_protocol(_of_the_same_game(base, flags))), flags.play, films=_logs(flags)
         )
@@ -194,6 +195,14 @@ def _make_tracker(flags: EvaluateFlags, env: EnvSpec, source: Source | None, run
     )
     tracker.params({**asdict(flags), "env": asdict(env), "provenance": provenance(role="evaluate")})
     return tracker
+
+
+def _seen_by(spec: NetworkSpec, base: EnvironmentConfig) -> EnvironmentConfig:
+    """Of an environment that nobody has described, the frames have the size that the network takes."""
+    if not spec.convolutions:
+        return base
+    height, width = spec.observation.shape[:2]
+    return replace(base, arguments={**base.arguments, "img_height": height, "img_width": width})
 
 
 def _of_the_same_game(base: EnvironmentConfig, flags: EvaluateFlags) -> EnvironmentConfig:

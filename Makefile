@@ -33,11 +33,14 @@ bench: bench-collect bench-learner bench-replay bench-offline  ## All benchmarks
 bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
 
-test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
+test-faults test-tracking: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
 	$(BIN)/python -m pytest tests/faults tests/pipeline/test_ratio.py -m slow --timeout 1800
 
 test-memory: $(READY)  ## Ray Data over ten times the memory that it was given, about a minute.
 	$(BIN)/python -m pytest tests/pipeline/test_ray_memory.py -m slow --timeout 300
+
+test-tracking: $(READY)  ## Four writers for a minute against sqlite, an MLflow server, and one with PostgreSQL behind it.
+	$(BIN)/python -m pytest tests/tracking --timeout 900 -v
 
 MINUTES ?= 20
 PONG_MINUTES ?= 120

@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pipeline.charts import Histories, History
 from pipeline.model_folder import ModelFolder
 
 ARTIFACT = "network"  # The model's folder inside MLflow's.
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # Else the UI opens its pages for language models.
 
 
 def connect(uri: str, experiment: str) -> tuple[Any, str]:
@@ -33,7 +33,7 @@ def connect(uri: str, experiment: str) -> tuple[Any, str]:
         if found is not None:
             return client, found.experiment_id
         try:
-            return client, client.create_experiment(experiment)
+            return client, client.create_experiment(experiment, tags=KIND)
         except MlflowException:  # Another host was faster.
             found = client.get_experiment_by_name(experiment)
             if found is None:
@@ -135,8 +135,7 @@ def log_model(client: Any, uri: str, run_id: str, model: ModelFolder, name: str,
         if logged.source_run_id == run_id
     ]
     created = client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
-    with _tracking_to(uri), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of type hints that a dictionary of tensors cannot have.
+    with _tracking_to(uri):
         logged = Model.log(
             artifact_path=None,
             name=name,
@@ -223,6 +222,7 @@ def quiet_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

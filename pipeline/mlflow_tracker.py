@@ -154,8 +154,10 @@ class MLflowTracker:
             self.lost_metrics += len(self._metrics)
             lost_calls = len(self._calls)
             self._metrics.clear()
-        if self.lost_metrics or lost_calls or self._thread.is_alive():
+        if self.lost_metrics or lost_calls:
             _say(f"tracking: {self.lost_metrics} metrics and {lost_calls} other records could not be delivered")
+        elif self._thread.is_alive():
+            _say("tracking: everything is delivered but the last charts")
         return self.lost_metrics
 
     def _call(self, kind: str, *arguments: Any) -> None:

@@ -10,6 +10,10 @@ from mlflow.pyfunc.model import PythonModel
 class Network(PythonModel):
     """``predict`` is ``r2d2.PortablePolicy.step`` with its arguments as one dictionary of arrays."""
 
+    _skip_type_hint_validation = (
+        True  # The signature says what goes in; MLflow knows no type hint for a dict of arrays.
+    )
+
     def load_context(self, context) -> None:
         path = Path(context.artifacts["network"]) / "load.py"
         found = importlib.util.spec_from_file_location("r2d2_model_load", path)

@@ -158,7 +158,15 @@ def test_a_step_is_run_once_but_for_the_one_where_the_next_piece_begins(tmp_path
 def test_another_lineage_starts_from_zero_and_a_sequence_of_two_belongs_to_none(tmp_path):
     golden, raw, _ = collect(tmp_path, PONG, lanes=1, calls=62)
     raw_terms = replace(golden.terms, core=CoreSpec(kind="none"))
-    lanes, found = LaneLabels(golden.terms), []
+    lanes, found, starts = LaneLabels(golden.terms), [], []
+
+    def noting(network):
+        def label(pieces):
+            starts.extend(any(part.any() for part in piece.core) for piece in pieces)
+            return network.label(pieces)
+
+        return replace(network, label=label)
+
     for name in list_shards(raw):
         rows = decode_rows(open_listed(raw, raw_terms, name), BatchDecoder(raw_terms))
         for row in range(len(rows.ok)):
@@ -166,8 +174,9 @@ def test_another_lineage_starts_from_zero_and_a_sequence_of_two_belongs_to_none(
             network = network_of(
                 golden, version=5 + len(found), lineage=LINEAGE if len(found) < 3 else bytes(range(16))
             )
-            found += [labels for labels in lanes.label(one, network) if labels is not None]
+            found += [labels for labels in lanes.label(one, noting(network)) if labels is not None]
     assert [labels.lineage for labels in found[:3]] == [LINEAGE] * 3
+    assert starts[:5] == [False, True, True, False, True], "an episode's start and another network begin at zero"
     assert found[3].lineage == bytes(16)
     assert found[-2].lineage == bytes(range(16))
     assert found[3].version_first < found[3].version_last

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.offline_tables import Facts
 from pipeline.scan import LeftOut, list_shards
 from pipeline.sequence_facts import FactsPlan, in_order
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 Progress = Callable[[int, int], None]
@@ -26,7 +26,7 @@ class Gathered:
 
 
 def gather(
-    store: LocalStore,
+    store: Store,
     terms: DatasetTerms,
     *,
     pixels: bool = True,
@@ -41,7 +41,7 @@ def gather(
         ValueError: there is no sequence.
     """
     names = list_shards(store)
-    plan = FactsPlan(str(store.root), terms, pixels=pixels)
+    plan = FactsPlan(store.uri, terms, pixels=pixels)
     total = sum(name.sequences for name in names)
     left_out = LeftOut(max_bad_shards)
     blocks: list[dict[str, Any]] = []
@@ -58,11 +58,11 @@ def gather(
         progress(done, total)
     facts = in_order(blocks)
     if not facts:
-        raise ValueError(f"dataset is {str(store.root)!r}; allowed: one that holds a sequence")
+        raise ValueError(f"dataset is {store.uri!r}; allowed: one that holds a sequence")
     readable = [name for name in names if name.path not in left_out.bad_shards]
     return Gathered(
         facts=facts,
-        shard_bytes=sum(store.map_path(name.path).stat().st_size for name in readable),
+        shard_bytes=sum(store.size_bytes(name.path) for name in readable),
         bad_shards=left_out.bad_shards,
         corrupt_rows=left_out.corrupt_rows,
     )

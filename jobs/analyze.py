@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.params is not None:
             parameters = read_parameters(flags.params, "params")
             refuse_misfit(parameters.spec, terms.env)
-        out = flags.out or Path("analysis") / store.root.name
+        out = flags.out or Path("analysis") / store.name
         if flags.dry_run:
             dry_run({**asdict(flags), "out": str(out), "terms": asdict(terms)})
         digest = dataset_digest(store)
@@ -110,14 +110,14 @@ def main(argv: Sequence[str]) -> int:
         numbers = headline(tables)
         bad = [f"{path}: {reason}" for path, reason in gathered.bad_shards.items()]
         bad += [f"{path} row {row}: checksum or pixels wrong" for path, row in sorted(gathered.corrupt_rows)]
-        title = f"{terms.env.env_id} in {store.root.name}"
+        title = f"{terms.env.env_id} in {store.name}"
         paths = write_tables(out, tables)
         plots = write_plots(out, tables, title)
         page = out / "report.html"
         write_page(
             page,
             title=title,
-            source=f"{store.root}, digest {digest}",
+            source=f"{store.uri}, digest {digest}",
             numbers=numbers,
             tables=tables,
             plots=plots,
@@ -127,10 +127,10 @@ def main(argv: Sequence[str]) -> int:
             TrackingConfig(
                 uri=flags.tracking.tracking_uri,
                 experiment=flags.tracking.experiment,
-                run_name=flags.tracking.run_name or f"analyze-{store.root.name}",
+                run_name=flags.tracking.run_name or f"analyze-{store.name}",
                 tags={
-                    "role": "analyze", "game": terms.env.env_id, "dataset": store.root.name, "digest": digest,
-                    "dataset_uri": str(store.root),
+                    "role": "analyze", "game": terms.env.env_id, "dataset": store.name, "digest": digest,
+                    "dataset_uri": store.uri,
                 },
             )
         )  # fmt: skip

@@ -37,7 +37,7 @@ from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.spool import Spool, SpoolConfig
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.health import MemoryLimit, SpeedLimit
 from schemas.geometry import SequenceGeometry
@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         terms = DatasetTerms(env=groups[0].spec, geometry=flags.window, core=core)
         seed = act.seed if act.seed is not None else secrets.randbelow(MAX_SEED)
         collector_id = new_collector_id()
-        resolved = {**asdict(flags), "dataset": str(store.root), "terms": asdict(terms), "seed": seed}
+        resolved = {**asdict(flags), "dataset": store.uri, "terms": asdict(terms), "seed": seed}
         if act.dry_run:
             dry_run(resolved)
         torch.set_num_threads(act.threads)
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
         TrackingConfig(
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
-            run_name=flags.tracking.run_name or f"collect-{store.root.name}-{collector_id[:6]}",
+            run_name=flags.tracking.run_name or f"collect-{store.name}-{collector_id[:6]}",
             tags=run_tags(
                 "collect",
                 terms.env,
@@ -231,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     )
     problem, lost = None, 0
     with StatusLine("collect") as status:
-        status.say(f"collect: {terms.env.env_id} into {store.root}, collector {collector_id}, seed {seed}")
+        status.say(f"collect: {terms.env.env_id} into {store.uri}, collector {collector_id}, seed {seed}")
         try:
             run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
         except (ValueError, EnvironmentFailure) as error:
@@ -249,14 +249,14 @@ def _evaluation(policy: ActingPolicy, environment: EnvironmentConfig, lanes: int
     return Rollout(make_lanes(environment, lanes, 1), policy.evaluation_policy, frame_stack, seed + EVALUATION_SEED)
 
 
-def _open_dataset(store: LocalStore, terms: DatasetTerms, collector_id: str, origin: dict) -> None:
+def _open_dataset(store: Store, terms: DatasetTerms, collector_id: str, origin: dict) -> None:
     try:
-        store.root.mkdir(parents=True, exist_ok=True)
+        store.prepare()
         store.clean_leftovers(LEFTOVER_SECONDS)
         agree_on_terms(store, terms)
         write_provenance(store, collector_id, origin)
     except OSError as error:
-        refuse(f"dataset is {str(store.root)!r}; allowed: a folder that can be written ({error})")
+        refuse(f"dataset is {store.uri!r}; allowed: a folder that can be written ({error})")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What a dataset holds, as a few rows for a person."""
 
 from pipeline.brief import Brief, look_briefly
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 
-def dataset_report(store: LocalStore, terms: DatasetTerms) -> str:
+def dataset_report(store: Store, terms: DatasetTerms) -> str:
     """The rows of a brief look as text: nothing is verified."""
     rows = brief_rows(look_briefly(store, terms), terms)
     width = max(map(len, rows))

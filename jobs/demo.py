@@ -17,7 +17,7 @@ from jobs.command_line import parse, refusing
 from jobs.doctor import show
 from jobs.parameters import read_parameters
 from pipeline.mlflow_client import download_model, find_run, list_artifacts
-from pipeline.store import LocalStore
+from pipeline.store import LocalStore, Store
 from pipeline.verify import verify_dataset
 
 FOLDER = Path(".demo")
@@ -104,7 +104,7 @@ class Job:
             print(line, end="", flush=True)
 
 
-def _report(store: LocalStore, jobs: dict[str, Job], tracking: str) -> int:
+def _report(store: Store, jobs: dict[str, Job], tracking: str) -> int:
     report = verify_dataset(store)
     show(report)
     collect, learn = jobs["collect"], jobs["learn"]

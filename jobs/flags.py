@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from jobs.command_line import Repeatable, parse, peek
@@ -13,7 +14,7 @@ from jobs.presets import DEFAULT_PRESET, Preset, preset_named
 from pipeline.dataset import read_terms
 from pipeline.environments import EnvironmentConfig
 from pipeline.file_system import network_file_system
-from pipeline.store import LocalStore, open_store
+from pipeline.store import DEFAULT_CACHE_BYTES, Store, open_store
 from pipeline.tracking import DEFAULT_URI, TrackingConfig
 from schemas.specs import EnvSpec
 from schemas.terms import DatasetTerms
@@ -24,7 +25,9 @@ class DatasetFlags:
     """Which dataset and which environment. What is not given is the dataset's, or the preset's for a new dataset.
 
     Attributes:
-        dataset: folder of the dataset; default ``data/<game>``.
+        dataset: folder of the dataset, or ``s3://bucket/prefix`` (``gs://``, ``az://``: not tested); default
+            ``data/<game>``.
+        cache_gb: of an object store's shards, gigabytes kept on this machine; the least recently used go first.
         preset: ``laptop``, ``paper`` or ``article``: the defaults of all other flags. Default: laptop, but windows and
             core of an existing dataset.
         env: a gymnasium id such as ``ALE/Pong-v5`` (default) or ``CartPole-v1``, or ``module:EnvId``.
@@ -34,20 +37,25 @@ class DatasetFlags:
     """
 
     dataset: str | None = None
+    cache_gb: float = DEFAULT_CACHE_BYTES / 1e9
     preset: str | None = None
     env: str | None = None
     env_arg: Repeatable = ()
     sticky: float | None = None
     life_loss: str | None = None
 
-    def store(self) -> LocalStore:
-        return open_store(dataset_uri(self.dataset, self.env))
+    def __post_init__(self) -> None:
+        if self.cache_gb <= 0:
+            raise ValueError(f"cache_gb is {self.cache_gb}; allowed: above 0")
 
-    def open_store(self) -> LocalStore:
+    def store(self) -> Store:
+        return open_store(dataset_uri(self.dataset, self.env), cache_bytes=int(self.cache_gb * 1e9))
+
+    def open_store(self) -> Store:
         """The store, with a warning where its promises do not hold."""
         store = self.store()
-        if kind := network_file_system(store.root):
-            warn(f"{store.root} lies on a network file system ({kind}): datasets are only safe on local disks")
+        if not store.is_remote and (kind := network_file_system(Path(store.uri))):
+            warn(f"{store.uri} lies on a network file system ({kind}): datasets are only safe on local disks")
         return store
 
     def names_identity(self) -> bool:

@@ -14,7 +14,7 @@ from pipeline.dataset import read_terms
 from pipeline.mlflow_client import search_runs
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from pipeline.tracking import NONE, Tracker
 from r2d2.serialize import Parameters, params_from_bytes
 from schemas.terms import DatasetTerms
@@ -54,9 +54,7 @@ class Following:
         run: its name in the dataset, or ``live`` for the only live one.
     """
 
-    def __init__(
-        self, store: LocalStore, run: str, limits: FollowLimits, stop: StopRequest, status: StatusLine
-    ) -> None:
+    def __init__(self, store: Store, run: str, limits: FollowLimits, stop: StopRequest, status: StatusLine) -> None:
         self._store, self._limits, self._stop, self._status = store, limits, stop, status
         self._follower = RunFollower(store, None if run == LIVE else run)
         self._deadline = None if limits.max_minutes is None else time.monotonic() + 60 * limits.max_minutes
@@ -65,7 +63,7 @@ class Following:
 
     def find(self) -> DatasetTerms | None:
         """Wait for the dataset and for the run; None when stopped or out of time before both were there."""
-        what = f"a dataset in {self._store.root}; start one with python jobs/collect.py"
+        what = f"a dataset in {self._store.uri}; start one with python jobs/collect.py"
         while self._goes_on():
             terms = read_terms(self._store)
             if terms is not None:
@@ -73,7 +71,7 @@ class Following:
                 self.name = self._follower.run
                 if self.name is not None and self._follower.record is not None:
                     return terms
-                what = f"a run that learns from {self._store.root} ({self._follower.reason or self.name})"
+                what = f"a run that learns from {self._store.uri} ({self._follower.reason or self.name})"
             self._status.show(waits_for=what)
             self._stop.wait(WAIT_SECONDS)
         return None

@@ -7,7 +7,7 @@ from pipeline.decode import BatchDecoder
 from pipeline.held_out import HeldOutSequences
 from pipeline.monte_carlo import discounted_returns
 from pipeline.scan import LeftOut, list_shards
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from r2d2.calibration import replayed_values
 from r2d2.learner import Learner
 from schemas.terms import DatasetTerms
@@ -23,7 +23,7 @@ class HeldOutCheck:
         every: updates between two measurements.
     """
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms, *, share: float, gamma: float, every: int) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms, *, share: float, gamma: float, every: int) -> None:
         self.every = every
         self.sequences = HeldOutSequences(store, terms, share)
         if not self.sequences.rows:

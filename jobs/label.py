@@ -24,7 +24,7 @@ from jobs.stopping import StopRequest
 from pipeline.action_table import TableConfig
 from pipeline.dataset import agree_on_terms, read_terms
 from pipeline.provenance import provenance
-from pipeline.store import LocalStore, open_store
+from pipeline.store import Store, open_store
 from pipeline.tracking import TrackingConfig, make_tracker
 from schemas.terms import DatasetTerms
 
@@ -100,8 +100,8 @@ def main(argv: Sequence[str]) -> int:
             TrackingConfig(
                 uri=flags.tracking.tracking_uri,
                 experiment=flags.tracking.experiment,
-                run_name=flags.tracking.run_name or f"label-{out.root.name}",
-                tags=run_tags("label", terms.env, store=out, preset=flags.preset, raw=str(raw.root)),
+                run_name=flags.tracking.run_name or f"label-{out.name}",
+                tags=run_tags("label", terms.env, store=out, preset=flags.preset, raw=raw.uri),
                 description=describe("Labels", terms.env, out, preset=flags.preset, seed=None),
             )
         )
@@ -117,11 +117,11 @@ def main(argv: Sequence[str]) -> int:
             device=device,
             threads=flags.threads,
             tracker=tracker,
-            origin=provenance(role="label", raw=str(raw.root)),
+            origin=provenance(role="label", raw=raw.uri),
         )
     problem, failed = None, True
     with StatusLine("label") as status:
-        status.say(f"label: {terms.env.env_id} from {raw.root} into {out.root}")
+        status.say(f"label: {terms.env.env_id} from {raw.uri} into {out.uri}")
         try:
             labelling.run(stop, status, max_minutes=flags.max_minutes, once=flags.once)
             failed = False
@@ -148,12 +148,12 @@ def _read(argv: Sequence[str], terms: DatasetTerms | None) -> LabelFlags:
 
 
 def _wait_for_terms(
-    raw: LocalStore, stop: StopRequest, status: StatusLine, max_minutes: float | None
+    raw: Store, stop: StopRequest, status: StatusLine, max_minutes: float | None
 ) -> DatasetTerms | None:
     """None when the job was stopped, or its time was up, before there was a dataset."""
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     while (terms := read_terms(raw)) is None:
-        status.show(waits_for=f"a dataset in {raw.root}; start one with python jobs/collect.py --policy table")
+        status.show(waits_for=f"a dataset in {raw.uri}; start one with python jobs/collect.py --policy table")
         if stop.wait(WAIT_SECONDS) or (deadline is not None and time.monotonic() >= deadline):
             return None
     return terms

@@ -21,7 +21,7 @@ from pipeline.progress import RunFollower
 from pipeline.scan import open_listed
 from pipeline.shard_reader import Shard, ShardError
 from pipeline.shard_writer import waited_seconds
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from pipeline.tracking import Tracker
 from r2d2.config import LearnerConfig
 from r2d2.labeller import Labeller, RecordedSteps
@@ -62,9 +62,9 @@ class Labelling:
     def __init__(
         self,
         *,
-        raw: LocalStore,
+        raw: Store,
         terms: DatasetTerms,
-        out: LocalStore,
+        out: Store,
         out_terms: DatasetTerms,
         parameters: Parameters | None,
         follow: str | None,
@@ -270,9 +270,7 @@ class Labelling:
 
     def _waits_for(self) -> str:
         if self._network is None:
-            return (
-                self._follower.reason or f"parameters in {self._out.root}; start python jobs/learn.py --dataset on it"
-            )
+            return self._follower.reason or f"parameters in {self._out.uri}; start python jobs/learn.py --dataset on it"
         return ""
 
     def _show(self, status: StatusLine) -> None:

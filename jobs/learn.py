@@ -41,7 +41,7 @@ from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention
 from pipeline.returns import ReturnsFollower
 from pipeline.scan import dataset_digest
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from pipeline.tracking import Tracker, TrackingConfig, make_tracker
 from r2d2.data_parallel import Replicas
 from r2d2.learner import Learner
@@ -57,16 +57,18 @@ def main(argv: Sequence[str]) -> int:
     with refusing(OSError), StatusLine("learn") as status:
         flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
         if flags.train.dry_run:
-            dry_run({**asdict(flags), "dataset": str(flags.source.store().root)})
+            dry_run({**asdict(flags), "dataset": flags.source.store().uri})
         service = None
         if flags.service.replay:
-            service = find_service(flags.service.replay, stop, status, flags.train.max_minutes)
+            service = find_service(
+                flags.service.replay, flags.service.security(), stop, status, flags.train.max_minutes
+            )
             if service is None:
                 return 0
             if flags.source.dataset is None:
                 argv = [*argv, "--dataset", service.description.dataset]
                 flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
-            service.refuse_other_dataset(terms, str(flags.source.store().root))
+            service.refuse_other_dataset(terms, flags.source.store().uri)
             refuse_replay_settings(flags, LearnFlags.defaults(preset, terms))
         if terms is None:
             if not _wait_for_dataset(flags, stop, status):
@@ -122,10 +124,10 @@ def _build(
     train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
-        folder = find_run_to_resume(train.run_dir, name, store.root)
+        folder = find_run_to_resume(train.run_dir, name, store.uri)
         name = folder.record["run"]
     else:
-        name = name or new_run_name(store.root.name, train.seed)
+        name = name or new_run_name(store.name, train.seed)
         folder = RunFolder(train.run_dir or Path("runs") / name)
         folder.refuse_used()
     for notice in learner.notices:
@@ -191,12 +193,12 @@ def _build(
         tracker.params(
             {**asdict(flags), "terms": asdict(terms), "network": asdict(learner.spec), "provenance": provenance()}
         )
-        tracker.dataset(store.root.name, dataset_digest(store), str(store.root), "training")
+        tracker.dataset(store.name, dataset_digest(store), store.uri, "training")
         tracker.text("dataset/report.txt", dataset_report(store, terms))
-    folder.write({"run": name, "dataset": str(store.root)})
+    folder.write({"run": name, "dataset": store.uri})
     parameters = sum(value.numel() for value in learner.network.parameters())
     status.say(
-        f"learn: {terms.env.env_id} from {store.root} as run {name}, {parameters:,} parameters on {learner.device}"
+        f"learn: {terms.env.env_id} from {store.uri} as run {name}, {parameters:,} parameters on {learner.device}"
     )
     if service:
         status.say(f"learn: draws from {service.connection.address}, publishes parameters as run {publishes_as}")
@@ -204,7 +206,7 @@ def _build(
 
 
 def _make_tracker(
-    flags: LearnFlags, terms: DatasetTerms, store: LocalStore, folder: RunFolder, name: str, publishes_as: str
+    flags: LearnFlags, terms: DatasetTerms, store: Store, folder: RunFolder, name: str, publishes_as: str
 ) -> Tracker:
     """``name`` is the run's; ``publishes_as`` whose parameters it replaces in the dataset."""
     train, preset = flags.train, flags.source.preset
@@ -238,7 +240,7 @@ def _wait_for_dataset(flags: LearnFlags, stop: StopRequest, status: StatusLine) 
     started = time.monotonic()
     limit = None if flags.train.max_minutes is None else 60 * flags.train.max_minutes
     while read_terms(store) is None:
-        status.show(waits_for=f"a dataset in {store.root}; start one with python jobs/collect.py")
+        status.show(waits_for=f"a dataset in {store.uri}; start one with python jobs/collect.py")
         if stop.wait(WAIT_SECONDS) or (limit is not None and time.monotonic() - started > limit):
             return False
     return True

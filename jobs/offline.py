@@ -6,12 +6,12 @@ from pipeline.held_out import HeldOutSequences
 from pipeline.limiter import LimiterConfig
 from pipeline.replay import ReplayConfig
 from pipeline.scan import dataset_digest, list_shards
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 
 def updates_of_epochs(
-    epochs: float, store: LocalStore, terms: DatasetTerms, replay: ReplayConfig, limiter: LimiterConfig
+    epochs: float, store: Store, terms: DatasetTerms, replay: ReplayConfig, limiter: LimiterConfig
 ) -> int:
     """Updates in which as many sequences are drawn as ``epochs`` times those that can be.
 
@@ -24,6 +24,6 @@ def updates_of_epochs(
     return max(1, math.ceil(epochs * min(sequences, replay.capacity) / limiter.batch_size))
 
 
-def dataset_tags(store: LocalStore, when: str) -> dict[str, str]:
+def dataset_tags(store: Store, when: str) -> dict[str, str]:
     """For a run's tags: which data it saw. ``when`` is ``start`` or ``close``: a dataset may grow between them."""
-    return {"dataset_uri": str(store.root), f"dataset_digest_{when}": dataset_digest(store)}
+    return {"dataset_uri": store.uri, f"dataset_digest_{when}": dataset_digest(store)}

@@ -21,7 +21,7 @@ from pipeline.dataset import TERMS_NAME, agree_on_terms, link_run, list_collecto
 from pipeline.episode_filter import Condition
 from pipeline.provenance import provenance
 from pipeline.scan import dataset_digest
-from pipeline.store import LocalStore, open_store
+from pipeline.store import Store, open_store
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import NetworkSpec
 from schemas.geometry import SequenceGeometry
@@ -93,10 +93,10 @@ def main(argv: Sequence[str]) -> int:
         if flags.dry_run:
             dry_run({**asdict(flags), "terms": asdict(terms), "collectors": len(jobs)})
         out = open_store(flags.out, create=True)
-        if any(out.root.iterdir()):
+        if out.folders() or out.files():
             raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder")
         torch.set_num_threads(flags.threads)
-        parents = {str(store.root): dataset_digest(store) for store in stores}
+        parents = {store.uri: dataset_digest(store) for store in stores}
         origin = provenance(
             role="relabel", parents=parents, params=str(flags.params.absolute()), version=parameters.version,
             lineage=parameters.lineage.hex(), where=list(flags.where),
@@ -105,8 +105,8 @@ def main(argv: Sequence[str]) -> int:
             TrackingConfig(
                 uri=flags.tracking.tracking_uri,
                 experiment=flags.tracking.experiment,
-                run_name=flags.tracking.run_name or f"relabel-{out.root.name}",
-                tags={"role": "relabel", "game": terms.env.env_id, "dataset": out.root.name},
+                run_name=flags.tracking.run_name or f"relabel-{out.name}",
+                tags={"role": "relabel", "game": terms.env.env_id, "dataset": out.name},
             )
         )
         tracker.params({**asdict(flags), "terms": asdict(terms), "provenance": origin})
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with refusing(OSError), StatusLine("relabel") as status:
             work = Relabelling(
-                out_uri=str(out.root),
+                out_uri=out.uri,
                 terms=terms,
                 params_path=str(flags.params.absolute()),
                 where=flags.where,
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
             agree_on_terms(out, terms)
             finished = True
         tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
-        tracker.tags({"digest": dataset_digest(out), "dataset_uri": str(out.root)})
+        tracker.tags({"digest": dataset_digest(out), "dataset_uri": out.uri})
     finally:
         tracker.close(failed=not finished, timeout_seconds=60.0 if finished else 6.0)
     if run_id := tracker.run_id():
@@ -189,7 +189,7 @@ def _run(work: Relabelling, jobs: list[tuple[str, str]], workers: int, status: S
     return total
 
 
-def _terms_of(uri: str, store: LocalStore) -> DatasetTerms:
+def _terms_of(uri: str, store: Store) -> DatasetTerms:
     terms = read_terms(store)
     if terms is None:
         raise ValueError(f"dataset is {uri!r}; allowed: a folder with a {TERMS_NAME}")

@@ -17,7 +17,7 @@ from pipeline.episodes import Episode, EpisodeFacts, EpisodeReader
 from pipeline.recutting import EpisodeCutter, states_needed, with_history
 from pipeline.scan import LeftOut
 from pipeline.shard_writer import ShardWriter, WriterConfig
-from pipeline.store import LocalStore, open_store
+from pipeline.store import Store, open_store
 from r2d2.config import LearnerConfig
 from r2d2.labeller import Labeller, Labels, RecordedSteps
 from r2d2.priorities import initial_priorities
@@ -181,14 +181,14 @@ def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]
             yield item  # type: ignore[misc]
 
 
-def _provenance_of(store: LocalStore, collector: str) -> dict[str, Any] | None:
+def _provenance_of(store: Store, collector: str) -> dict[str, Any] | None:
     try:
         return read_provenance(store, collector)
     except (OSError, ValueError):
         return None
 
 
-def collector_start(store: LocalStore, collector: str) -> float:
+def collector_start(store: Store, collector: str) -> float:
     """When the process that collected began, Unix seconds; NaN when nobody knows."""
     origin = _provenance_of(store, collector) or {}
     while isinstance(origin.get("collector"), dict):  # A relabelled one: the steps were taken by the first of its line.

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from pipeline.mixed_replay import MixedReplay, Share, refuse_other_terms, refuse
 from pipeline.replay import Replay, ReplayConfig
 from pipeline.replay_client import RemoteReplay, describe
 from pipeline.replay_messages import Description
-from pipeline.store import LocalStore, open_store
+from pipeline.replay_security import ClientSecurity, read_file, read_token
+from pipeline.store import Store, open_store
 from schemas.terms import DatasetTerms
 
 WAIT_SECONDS = 0.5
@@ -47,18 +49,28 @@ class ServiceFlags:
     """A replay elsewhere.
 
     Attributes:
-        replay: ``grpc://host:port`` of a serve_replay.py to draw from, instead of a replay in this process.
+        replay: ``grpc://host:port`` of a serve_replay.py to draw from, instead of a replay in this process;
+            ``grpc+tls://`` when it has a certificate.
+        token_file: file with the token that it wants; default: ``R2D2_REPLAY_TOKEN`` of the environment.
+        tls_ca: PEM file of the authority that signed its certificate, or that certificate; default: the system's.
     """
 
     replay: str | None = None
+    token_file: Path | None = None
+    tls_ca: Path | None = None
 
     def __post_init__(self) -> None:
         if self.replay is not None:
             check_address(self.replay)
 
+    def security(self) -> ClientSecurity:
+        """Raises ValueError when a file cannot be read."""
+        authority = None if self.tls_ca is None else read_file(self.tls_ca, "tls_ca")
+        return ClientSecurity(token=read_token(self.token_file), authority=authority)
+
 
 def make_replay(
-    store: LocalStore,
+    store: Store,
     terms: DatasetTerms,
     config: ReplayConfig,
     limiter: LimiterConfig,
@@ -109,14 +121,14 @@ class FoundService(NamedTuple):
 
 
 def find_service(
-    address: str, stop: StopRequest, status: StatusLine, max_minutes: float | None = None
+    address: str, security: ClientSecurity, stop: StopRequest, status: StatusLine, max_minutes: float | None = None
 ) -> FoundService | None:
     """Wait for the service at ``address``; None when the job was stopped, or its time was up, before there was one.
 
     Raises:
         ValueError: what answers there is no replay service of ours.
     """
-    connection = ServiceConnection(address)
+    connection = ServiceConnection(address, security)
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     while (description := describe(connection)) is None:
         status.show(waits_for=f"the replay service at {address}; start it with python jobs/serve_replay.py")

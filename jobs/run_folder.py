@@ -47,7 +47,7 @@ class RunFolder:
         return CheckpointFolder(self.path / "checkpoints", keep)
 
 
-def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path, job: str = "learn") -> RunFolder:
+def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: str, job: str = "learn") -> RunFolder:
     """The folder that ``--resume`` means: the one named, else the newest that ``job`` made for this dataset.
 
     Raises:
@@ -60,7 +60,7 @@ def find_run_to_resume(run_dir: Path | None, run_name: str | None, dataset: Path
         return folder
     found = [RunFolder(path.parent) for path in RUNS.glob(f"*/{RECORD}")]
     records = [(folder, folder.record) for folder in found if folder.record.get("job", "learn") == job]
-    ours = [folder for folder, record in records if record.get("dataset") == str(dataset)]
+    ours = [folder for folder, record in records if record.get("dataset") == dataset]
     if not ours:
         raise ValueError(
             f"resume is True; allowed: with a run of {dataset} below {RUNS.absolute()}, where {job} has none"

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.presets import DEFAULT_PRESET
 from pipeline.provenance import commit
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.specs import EnvSpec
 
 # What two runs may differ in and still be two tries of one thing.
@@ -22,7 +22,7 @@ PER_RUN = frozenset({
 
 
 def run_tags(
-    role: str, env: EnvSpec, *, store: LocalStore | None = None, preset: str | None = None, seed: int | None = None,
+    role: str, env: EnvSpec, *, store: Store | None = None, preset: str | None = None, seed: int | None = None,
     flags: dict[str, Any] | None = None, **more: str,
 ) -> dict[str, str]:  # fmt: skip
     """``settings`` is the same for runs that differ in their seed, names and limits alone: compare.py groups by it."""
@@ -39,7 +39,7 @@ def run_tags(
     if seed is not None:
         tags["seed"] = str(seed)
     if store is not None:
-        tags |= {"dataset": store.root.name, "dataset_uri": str(store.root)}
+        tags |= {"dataset": store.name, "dataset_uri": store.uri}
     if flags is not None:
         tags["settings"] = settings_of(flags)
     return tags | more
@@ -51,9 +51,9 @@ def settings_of(flags: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def describe(doing: str, env: EnvSpec, store: LocalStore | None, *, preset: str | None, seed: int | None) -> str:
+def describe(doing: str, env: EnvSpec, store: Store | None, *, preset: str | None, seed: int | None) -> str:
     """One sentence for the top of the run's page."""
-    where = f", dataset `{store.root}`" if store is not None else ""
+    where = f", dataset `{store.uri}`" if store is not None else ""
     drawn = f", seed {seed}" if seed is not None else ""
     return f"{doing} **{env.env_id}** with preset `{preset or DEFAULT_PRESET}`{drawn}{where}; commit `{commit()[:12]}`."
 

@@ -20,10 +20,11 @@ from jobs.replays import MixFlags, make_replay
 from jobs.run_folder import RunFolder, find_run_to_resume
 from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
-from pipeline.flight import LOOPBACK, serve
+from pipeline.flight import LOOPBACK, SCHEME, TLS_SCHEME, serve
 from pipeline.limiter import LimiterConfig
 from pipeline.progress import ProgressWriter
 from pipeline.replay import ReplayConfig
+from pipeline.replay_security import ServerSecurity, is_loopback, read_file, read_token
 from pipeline.replay_service import ReplayService
 from pipeline.snapshot import snapshot_from_bytes, snapshot_to_bytes
 from schemas.terms import DatasetTerms
@@ -37,8 +38,10 @@ class ServeFlags:
     """Where to listen, and what to keep.
 
     Attributes:
-        host: address to listen on; the default is this machine only. Whoever can connect can draw and set priorities.
+        host: address to listen on; the default is this machine only, any other needs a token.
         port: TCP port; 0 takes any free one and says which.
+        token_file: file with the token that clients must bring; default: ``R2D2_REPLAY_TOKEN`` of the environment.
+        tls_cert, tls_key: PEM files; with them the service is a ``grpc+tls://`` one.
         run_name: of the service; its learner publishes parameters under ``runs/<name>`` of the dataset.
         run_dir: folder of snapshots; default ``runs/<run name>`` in the current folder.
         resume: continue the service named by ``--run-name`` or ``--run-dir``, else the newest of this dataset.
@@ -51,6 +54,9 @@ class ServeFlags:
 
     host: str = LOOPBACK
     port: int = 7878
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     run_name: str | None = None
     run_dir: Path | None = None
     resume: bool = False
@@ -73,6 +79,16 @@ class ServeFlags:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
+
+    def security(self) -> ServerSecurity:
+        """Raises ValueError when a file cannot be read, or the host is open to other machines without a token."""
+        files = [("tls_cert", self.tls_cert), ("tls_key", self.tls_key)]
+        certificate, key = (None if path is None else read_file(path, name) for name, path in files)
+        security = ServerSecurity(token=read_token(self.token_file), certificate=certificate, key=key)
+        security.refuse_open_host(self.host)
+        if not (security.tls or is_loopback(self.host)):
+            warn(f"{self.host} is reachable by others, and token and samples travel in clear: see --tls-cert")
+        return security
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +116,10 @@ def main(argv: Sequence[str]) -> int:
         flags, _, terms = read_flags(ServeReplayFlags, argv, "serve_replay.py")
         store = flags.source.store()
         if flags.serve.dry_run:
-            dry_run({**asdict(flags), "dataset": str(store.root)})
+            dry_run({**asdict(flags), "dataset": store.uri})
         deadline = None if flags.serve.max_minutes is None else time.monotonic() + 60 * flags.serve.max_minutes
         while terms is None:
-            status.show(waits_for=f"a dataset in {store.root}; start one with python jobs/collect.py")
+            status.show(waits_for=f"a dataset in {store.uri}; start one with python jobs/collect.py")
             if stop.wait(WAIT_SECONDS) or (deadline is not None and time.monotonic() >= deadline):
                 return 0
             terms = read_terms(store)
@@ -126,11 +142,12 @@ class Serving:
 
     def __init__(self, flags: ServeReplayFlags, terms: DatasetTerms, status: StatusLine) -> None:
         serve_flags, store = flags.serve, flags.source.store()
+        security = serve_flags.security()
         if serve_flags.resume:
-            self._folder = find_run_to_resume(serve_flags.run_dir, serve_flags.run_name, store.root, JOB)
+            self._folder = find_run_to_resume(serve_flags.run_dir, serve_flags.run_name, store.uri, JOB)
             name = self._folder.record["run"]
         else:
-            drawn_name = f"replay-{store.root.name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            drawn_name = f"replay-{store.name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             name = serve_flags.run_name or drawn_name
             self._folder = RunFolder(serve_flags.run_dir or Path("runs") / name)
             self._folder.refuse_used()
@@ -138,19 +155,19 @@ class Serving:
             store, terms, flags.replay, flags.limiter, shares=flags.mixing.shares(), seed=serve_flags.seed
         )
         self._service = ReplayService(
-            self._replay, terms, run=name, dataset=str(store.root), largest_batch=flags.limiter.batch_size
+            self._replay, terms, run=name, dataset=store.uri, largest_batch=flags.limiter.batch_size
         )
         self._snapshots = self._folder.checkpoints(serve_flags.keep)
         self._snapshot_seconds = serve_flags.snapshot_seconds
         if serve_flags.resume:
             for line in self._restore():
                 status.say(f"serve: {line}")
-        self._server: Any = serve(self._service, serve_flags.host, serve_flags.port)
+        self._server: Any = serve(self._service, serve_flags.host, serve_flags.port, security)
         self.run, self.port = name, int(self._server.port)
-        self._folder.write({"run": name, "dataset": str(store.root), "job": JOB})
+        self._folder.write({"run": name, "dataset": store.uri, "job": JOB})
         self._progress = ProgressWriter(store, name, self._service.progress)
-        address = f"grpc://{serve_flags.host}:{self.port}"
-        status.say(f"serve: {terms.env.env_id} from {store.root} as run {name} at {address}")
+        address = f"{TLS_SCHEME if security.tls else SCHEME}://{serve_flags.host}:{self.port}"
+        status.say(f"serve: {terms.env.env_id} from {store.uri} as run {name} at {address}")
 
     def serve(self, stop: StopRequest, status: StatusLine, deadline: float | None) -> None:
         """Follow the dataset and keep snapshots until stopped; the port's own threads serve meanwhile."""

@@ -13,7 +13,7 @@ from pipeline.monte_carlo import discounted_returns
 from pipeline.offline_tables import Facts, Table, bin_edges
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from r2d2.burn_in import choose
 from r2d2.calibration import replayed_values
 from r2d2.config import LearnerConfig
@@ -42,7 +42,7 @@ class _Measured:
 
 
 def value_tables(
-    store: LocalStore,
+    store: Store,
     terms: DatasetTerms,
     facts: Facts,
     parameters: Parameters,
@@ -96,7 +96,7 @@ class _Run:
     """Decodes chosen sequences and runs the network over them."""
 
     def __init__(
-        self, store: LocalStore, terms: DatasetTerms, parameters: Parameters, config: LearnerConfig, device: str
+        self, store: Store, terms: DatasetTerms, parameters: Parameters, config: LearnerConfig, device: str
     ) -> None:
         self._store, self._terms, self._parameters, self._config = store, terms, parameters, config
         self._device = torch.device(device)

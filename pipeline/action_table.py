@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 from schemas.specs import EnvSpec
 
 TABLE_VERSION = 1
@@ -129,15 +129,18 @@ class ActionTable:
         return np.where(self.hashes[at] == wanted, self.actions[at], MISS).astype(np.int64)
 
 
-def open_table(store: LocalStore, name: str, env: EnvSpec) -> ActionTable:
+def open_table(store: Store, name: str, env: EnvSpec) -> ActionTable:
     """Memory-map the table ``name`` and check all of it (10,000 entries: 0.1 ms).
 
     Raises:
         TableError: in one line, what is wrong with it.
         OSError: it could not be opened at all.
     """
-    with pa.memory_map(str(store.map_path(name))) as source:
-        whole = source.read_buffer()
+    if store.is_remote:  # Local copies are for what is never replaced.
+        whole = pa.py_buffer(store.get(name))
+    else:
+        with pa.memory_map(str(store.map_path(name))) as source:
+            whole = source.read_buffer()
     try:
         reader = pa.ipc.open_file(whole)
         about = json.loads((reader.schema.metadata or {})[_KEY])
@@ -159,13 +162,16 @@ def open_table(store: LocalStore, name: str, env: EnvSpec) -> ActionTable:
 class TablePoller:
     """Maps a run's table when it has been replaced since the last poll. A bad one is named once and passed over."""
 
-    def __init__(self, store: LocalStore, run: str, env: EnvSpec) -> None:
+    def __init__(self, store: Store, run: str, env: EnvSpec) -> None:
         self._store, self._name, self._env = store, table_name(run), env
         self._identity: str | None = None
 
     def poll(self) -> ActionTable | None:
         """The newest table if it is new and good, else None: whoever has an older one keeps it."""
-        identity = self._store.identity(self._name)
+        try:
+            identity = self._store.identity(self._name)
+        except StoreAway:
+            return None
         if identity is None or identity == self._identity:
             return None
         self._identity = identity  # As of before the look: a replacement in between is found by the next poll.

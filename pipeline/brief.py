@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pipeline.dataset import list_collectors, shards_after
 from pipeline.scan import dataset_digest, open_listed
 from pipeline.shard_reader import ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.shard import NO_LINEAGE
 from schemas.terms import DatasetTerms
 
@@ -28,7 +28,7 @@ class Brief:
     lineages: set[str]
 
 
-def look_briefly(store: LocalStore, terms: DatasetTerms) -> Brief:
+def look_briefly(store: Store, terms: DatasetTerms) -> Brief:
     """Reads no pixels and verifies nothing."""
     collectors = list_collectors(store)
     shards = {name: shards_after(store, name, -1) for name in collectors}
@@ -42,7 +42,7 @@ def look_briefly(store: LocalStore, terms: DatasetTerms) -> Brief:
         shards=len(names),
         sequences=sum(name.sequences for name in names),
         env_steps=sum(name.env_steps for name in names),
-        bytes=sum(store.map_path(name.path).stat().st_size for name in names),
+        bytes=sum(store.size_bytes(name.path) for name in names),
         opened_shards=len(opened),
         unreadable_shards=0,
         versions=set(),

@@ -8,16 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.aside import Aside
 from pipeline.blocked_times import BlockedTimes
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.rollout import Rollout, VectorStep
 from pipeline.sequences import SequenceBuilder
 from pipeline.spool import Spool
-from pipeline.store import LocalStore
+from pipeline.store import Store
 
 WAIT_SECONDS = 0.05
 FOLLOW_SECONDS = 0.25  # Reading a record costs 0.1 ms; with narrow bands both jobs wait for each other this often.
+REMOTE_FOLLOW_SECONDS = 1.0  # In an object store every look is three requests.
 
 
 class Poller(Protocol):
@@ -91,14 +93,14 @@ class Collector:
     def __init__(
         self,
         *,
-        store: LocalStore,
+        store: Store,
         collector: str,
         rollouts: Many[Rollout],
         builder: SequenceBuilder,
         spool: Spool,
         follower: RunFollower,
         use_published: Callable[[Any], None] | None,
-        poller: Callable[[LocalStore, str], Poller] = ParamsPoller,
+        poller: Callable[[Store, str], Poller] = ParamsPoller,
         refresh: RefreshConfig,
         evaluation: Rollout | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -113,6 +115,8 @@ class Collector:
         self._poller: tuple[str, Poller] | None = None
         self._calls_since_poll = 0
         self._polled_at = self._followed_at = -np.inf
+        self._following, self._polling = (Aside(in_thread=store.is_remote) for _ in range(2))
+        self._follow_seconds = REMOTE_FOLLOW_SECONDS if store.is_remote else FOLLOW_SECONDS
         self._tally = EpisodeTally(sum(rollout.num_lanes for rollout in rollouts))
         self._evaluation_tally = EpisodeTally(evaluation.num_lanes if evaluation else 0)
         self._sequences = 0
@@ -162,9 +166,10 @@ class Collector:
 
     def _follow(self) -> None:
         now = self._clock()
-        if now - self._followed_at >= FOLLOW_SECONDS:
+        if now - self._followed_at >= self._follow_seconds:
             self._followed_at = now
-            self._follower.poll()
+            self._following.run(self._follower.poll)
+        self._following.take()
         verdict = self._follower.may_collect(self._sequences, self._collector)
         self.waits_for = self._spool.waits_for or ("" if verdict.allowed else verdict.reason)
 
@@ -179,9 +184,10 @@ class Collector:
         is_due = self._calls_since_poll >= self._refresh.refresh_env_steps * len(self._rollouts)
         if is_due or now - self._polled_at >= self._refresh.refresh_seconds:
             self._calls_since_poll, self._polled_at = 0, now
-            found = self._poller[1].poll()
-            if found is not None:
-                self._use_published(found)
+            self._polling.run(self._poller[1].poll)
+        found = self._polling.take()
+        if found is not None:
+            self._use_published(found)
 
     def _count(self, step: VectorStep, first_lane: int) -> None:
         self.counts.env_steps += int(step.is_transition.sum())

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 TERMS_NAME = "dataset.json"
@@ -52,12 +52,12 @@ def new_collector_id(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
     return random_bytes(8).hex()
 
 
-def list_collectors(store: LocalStore) -> list[str]:
+def list_collectors(store: Store) -> list[str]:
     """Every collector that has published a shard, sorted."""
     return store.folders("shards")
 
 
-def shards_after(store: LocalStore, collector: str, number: int) -> list[ShardName]:
+def shards_after(store: Store, collector: str, number: int) -> list[ShardName]:
     """Shards with a greater number than ``number`` (-1: all) in the order of their numbers.
 
     Lists only the folders that can hold such numbers, so following a collector costs the same however old it is.
@@ -72,7 +72,7 @@ def shards_after(store: LocalStore, collector: str, number: int) -> list[ShardNa
     return sorted(name for name in found if name.number > number)
 
 
-def unknown_files(store: LocalStore) -> list[str]:
+def unknown_files(store: Store) -> list[str]:
     """Paths below ``shards/`` whose names are not those of shards."""
     found = [f"shards/{file}" for file in store.files("shards")]
     for collector in list_collectors(store):
@@ -84,7 +84,7 @@ def unknown_files(store: LocalStore) -> list[str]:
     return found
 
 
-def read_terms(store: LocalStore) -> DatasetTerms | None:
+def read_terms(store: Store) -> DatasetTerms | None:
     """The terms of the dataset, None while nobody has created it. Raises ValueError when they cannot be read."""
     try:
         return DatasetTerms.from_bytes(store.get(TERMS_NAME))
@@ -92,7 +92,7 @@ def read_terms(store: LocalStore) -> DatasetTerms | None:
         return None
 
 
-def agree_on_terms(store: LocalStore, terms: DatasetTerms) -> None:
+def agree_on_terms(store: Store, terms: DatasetTerms) -> None:
     """Make ``terms`` those of the dataset, or find that they are already; durable when the call returns.
 
     Of two collectors that start at once one creates the file, the other reads it and compares.
@@ -107,17 +107,17 @@ def agree_on_terms(store: LocalStore, terms: DatasetTerms) -> None:
         raise ValueError(f"the dataset has other terms: {'; '.join(differences)}")
 
 
-def write_provenance(store: LocalStore, collector: str, values: dict[str, Any]) -> None:
+def write_provenance(store: Store, collector: str, values: dict[str, Any]) -> None:
     """Record seed, command, commit, versions and host of one incarnation, durably, before its first shard."""
     store.put(_provenance_name(collector), json.dumps(values, indent=1, sort_keys=True).encode() + b"\n")
 
 
-def read_provenance(store: LocalStore, collector: str) -> dict[str, Any]:
+def read_provenance(store: Store, collector: str) -> dict[str, Any]:
     """Raises FileNotFoundError when ``collector`` left none."""
     return json.loads(store.get(_provenance_name(collector)))
 
 
-def link_run(store: LocalStore, collector: str, run_id: str) -> None:
+def link_run(store: Store, collector: str, run_id: str) -> None:
     """Add to a collector's provenance the MLflow run that made its sequences, durably; only its own process may.
 
     Raises:

@@ -10,7 +10,7 @@ from pipeline.decode import BatchDecoder
 from pipeline.row_faults import owned_steps
 from pipeline.scan import LeftOut, open_listed
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.geometry import CONTINUES, CUT
 from schemas.shard import NO_LINEAGE
 from schemas.terms import DatasetTerms
@@ -99,7 +99,7 @@ class EpisodeReader:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         terms: DatasetTerms,
         *,
         left_out: LeftOut,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import socket
 import threading
@@ -12,14 +13,17 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from pipeline.replay_messages import DrawRequest, FromClient, UpdateRequest
+from pipeline.replay_messages import LARGEST_REQUEST_BYTES, DrawRequest, FromClient, UpdateRequest
+from pipeline.replay_security import ClientSecurity, ServerSecurity
 from pipeline.replay_service import ReplayService
 
 LOOPBACK = "127.0.0.1"
 CALL_SECONDS = 4.0  # A service that says nothing for so long counts as away; the job stays within its ten seconds.
 SAY_SECONDS = 5.0
 RECONNECT_MILLISECONDS = 500
-SCHEME = "grpc"
+SCHEME, TLS_SCHEME = "grpc", "grpc+tls"
+
+OPEN, NO_TOKEN = ServerSecurity(), ClientSecurity()
 
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -29,15 +33,24 @@ class ServiceLost(Exception):
     """No answer: the service is not there, has died, or hangs. Trying again later is right."""
 
 
-def serve(service: ReplayService, host: str, port: int) -> Any:
+def serve(service: ReplayService, host: str, port: int, security: ServerSecurity = OPEN) -> Any:
     """Listen on ``host``, ``port`` (0: any free one); the server's ``port`` says which, ``shutdown()`` ends it.
 
-    Requests are served by threads of Flight's own from now on. Wrong ones are refused with one line.
+    Requests are served by threads of Flight's own from now on. Wrong ones are refused with one line, those of somebody
+    without the token with two words.
 
     Raises:
-        ValueError: the port cannot be listened on.
+        ValueError: the port cannot be listened on, or other machines could reach it without a token.
     """
+    security.refuse_open_host(host)
     from pyarrow import flight
+
+    class Guard(flight.ServerMiddlewareFactory):
+        """Asked before any method below is."""
+
+        def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+            if not security.accepts(headers):
+                raise flight.FlightUnauthenticatedError("not allowed")
 
     class Server(flight.FlightServerBase):
         def do_get(self, context: Any, ticket: Any) -> Any:
@@ -45,13 +58,12 @@ def serve(service: ReplayService, host: str, port: int) -> Any:
             return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
         def do_action(self, context: Any, action: Any) -> Any:
-            return [flight.Result(_refusing(lambda: _act(service, action.type, action.body.to_pybytes())))]
+            return [flight.Result(_refusing(lambda: _act(service, action.type, action.body)))]
 
-        def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            raise flight.FlightServerError("a replay service takes no data")
+        def _refuse_method(self, *_: Any) -> Any:
+            raise flight.FlightServerError("a replay service has no such method; allowed: DoGet, DoAction")
 
-        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            raise flight.FlightServerError("a replay service takes no data")
+        do_put = do_exchange = list_flights = get_flight_info = list_actions = _refuse_method
 
     def _refusing(answer: Callable[[], Answer]) -> Answer:
         try:
@@ -60,15 +72,20 @@ def serve(service: ReplayService, host: str, port: int) -> Any:
             raise flight.FlightServerError(_one_line(error)) from None
 
     _refuse_taken_port(host, port)
+    certificates = [(security.certificate, security.key)] if security.tls else None
     try:
-        return Server(f"{SCHEME}://{host}:{port}")
+        address = f"{TLS_SCHEME if security.tls else SCHEME}://{host}:{port}"
+        return Server(address, tls_certificates=certificates, middleware={"guard": Guard()})
     except pa.ArrowException as error:
         raise ValueError(
             f"port is {port}; allowed: one that can be listened on at {host}: {_one_line(error)}"
         ) from error
 
 
-def _act(service: ReplayService, kind: str, body: bytes) -> bytes:
+def _act(service: ReplayService, kind: str, buffer: pa.Buffer) -> bytes:
+    if buffer.size > LARGEST_REQUEST_BYTES:
+        raise ValueError(f"message is {buffer.size} bytes; allowed: at most {LARGEST_REQUEST_BYTES}")
+    body = buffer.to_pybytes()
     if kind == "describe":
         return service.description.to_bytes()
     if kind == "update":
@@ -96,7 +113,7 @@ class ServiceConnection:
     While the service is away a warning says so every few seconds, and another one when it is back.
 
     Args:
-        address: ``grpc://host:port``.
+        address: ``grpc://host:port``, or ``grpc+tls://`` of a service with a certificate.
 
     Raises:
         ValueError: an address of another form.
@@ -105,8 +122,14 @@ class ServiceConnection:
         losses: how often the service has been lost.
     """
 
-    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: ClientSecurity = NO_TOKEN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         check_address(address)
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Else each failed TLS handshake is a line of gRPC's own.
         from pyarrow import flight
 
         self.address, self.losses = address, 0
@@ -114,8 +137,8 @@ class ServiceConnection:
         backoff = [
             (f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MILLISECONDS) for which in ("initial", "min", "max")
         ]
-        self._client = flight.connect(address, generic_options=backoff)
-        self._options = flight.FlightCallOptions(timeout=CALL_SECONDS)
+        self._client = flight.connect(address, tls_root_certs=security.authority, generic_options=backoff)
+        self._options = flight.FlightCallOptions(timeout=CALL_SECONDS, headers=security.headers)
         self._lock = threading.Lock()
         self._lost_at: float | None = None
         self._said_at = 0.0
@@ -165,6 +188,8 @@ class ServiceConnection:
             if now - self._said_at >= SAY_SECONDS:
                 self._said_at = now
                 reason = "no answer" if isinstance(error, self._flight.FlightTimedOutError) else "not there"
+                if re.search(r"handshak|certificate|SSL", str(error), re.IGNORECASE):
+                    reason = "its TLS certificate is not trusted (--tls-ca), or only one of us uses TLS (grpc+tls://);"
                 _log.warning("the replay service at %s: %s for %.0f s", self.address, reason, now - self._lost_at)
 
     def _note_answer(self) -> None:
@@ -177,14 +202,16 @@ class ServiceConnection:
 
 
 def check_address(address: str) -> None:
-    """Raise ValueError unless ``address`` is ``grpc://host:port``."""
+    """Raise ValueError unless ``address`` is ``grpc://host:port`` or ``grpc+tls://host:port``."""
     parts = urlsplit(address)
     try:
-        is_whole = parts.scheme == SCHEME and parts.hostname and parts.port and not (parts.path or parts.query)
+        is_whole = (
+            parts.scheme in (SCHEME, TLS_SCHEME) and parts.hostname and parts.port and not (parts.path or parts.query)
+        )
     except ValueError:  # A port that is no number.
         is_whole = False
     if not is_whole:
-        raise ValueError(f"replay is {address!r}; allowed: {SCHEME}://host:port")
+        raise ValueError(f"replay is {address!r}; allowed: {SCHEME}://host:port, {TLS_SCHEME}://host:port")
 
 
 def _one_line(error: BaseException) -> str:

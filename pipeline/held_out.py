@@ -6,7 +6,7 @@ import xxhash
 from pipeline.row_faults import owned_steps
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 
@@ -30,7 +30,7 @@ class HeldOutSequences:
         drawn_sequences, drawn_steps: what is left to draw, and the env steps it owns.
     """
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms, share: float) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms, share: float) -> None:
         self.rows: list[tuple[Shard, int]] = []
         self.episodes: list[tuple[str, int, int]] = []
         self.drawn_sequences = self.drawn_steps = 0

@@ -15,7 +15,7 @@ from pipeline.shard_cache import ShardCache
 from pipeline.shard_index import Arrival, ShardIndex
 from pipeline.shard_reader import ShardError
 from pipeline.snapshot import SavedPriorities, pack_priorities
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 from schemas.terms import DatasetTerms
 
 UNUSABLE = (ShardError, FileNotFoundError, PermissionError, IsADirectoryError)  # One file's fault, not the machine's.
@@ -38,7 +38,7 @@ class Holdings:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         terms: DatasetTerms,
         *,
         capacity: int,
@@ -60,7 +60,10 @@ class Holdings:
 
     def is_away(self) -> bool:
         """The dataset cannot be found at all, so a missing file of it says nothing about that file."""
-        return self._store.identity(TERMS_NAME) is None
+        try:
+            return self._store.identity(TERMS_NAME) is None
+        except StoreAway:
+            return True
 
     def read(self, name: ShardName) -> Arrival:
         """What a new shard brings. Raises one of ``UNUSABLE`` when it cannot be used, another OSError when none can."""

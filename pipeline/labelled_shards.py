@@ -17,11 +17,11 @@ from pipeline.progress import Progress, progress_name
 from pipeline.scan import open_listed
 from pipeline.shard_reader import Shard, ShardError
 from pipeline.shard_writer import encode_shard
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 
-def unlabelled_shards(raw: LocalStore, labelled: LocalStore, collector: str, after: int = -1) -> list[ShardName]:
+def unlabelled_shards(raw: Store, labelled: Store, collector: str, after: int = -1) -> list[ShardName]:
     """Raw shards beyond the last labelled one and beyond the number ``after``, in their order.
 
     A number that is missing between two is looked for again: a listing may miss what is published while it runs, but
@@ -40,7 +40,7 @@ def unlabelled_shards(raw: LocalStore, labelled: LocalStore, collector: str, aft
     return listed
 
 
-def _seen(labelled: LocalStore, collector: str) -> int:
+def _seen(labelled: Store, collector: str) -> int:
     """The most sequences of ``collector`` that any run's replay has seen."""
     most = 0
     for run in labelled.folders("runs"):
@@ -96,7 +96,7 @@ def encode_labelled(
 class LabelledRows:
     """Finds in the labelled dataset where a lane stood; for a labeller that has been started again."""
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms, collector: str, decoder: BatchDecoder) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms, collector: str, decoder: BatchDecoder) -> None:
         self._store, self._terms, self._collector, self._decoder = store, terms, collector, decoder
 
     def find(self, lane: int, episode: int, start: int) -> tuple[RawRows, Core, bytes] | None:

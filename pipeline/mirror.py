@@ -6,7 +6,7 @@ import threading
 from pipeline.action_table import table_name
 from pipeline.params import params_name
 from pipeline.progress import progress_name
-from pipeline.store import LocalStore
+from pipeline.store import Store
 
 MIRROR_SECONDS = 0.1
 _NAMES = (params_name, table_name, progress_name)
@@ -24,7 +24,7 @@ class RunMirror:
         run: whose; None mirrors nothing.
     """
 
-    def __init__(self, source: LocalStore, target: LocalStore) -> None:
+    def __init__(self, source: Store, target: Store) -> None:
         self._source, self._target = source, target
         self._copied: dict[str, str] = {}
         self._is_failing = False

@@ -5,7 +5,7 @@ import numpy as np
 from pipeline.row_faults import owned_steps
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.shard_reader import ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.geometry import CONTINUES, LIFE_LOST, TERMINATED
 from schemas.terms import DatasetTerms
 
@@ -13,7 +13,7 @@ EpisodeKey = tuple[str, int]
 
 
 def discounted_returns(
-    store: LocalStore, terms: DatasetTerms, gamma: float, left_out: LeftOut
+    store: Store, terms: DatasetTerms, gamma: float, left_out: LeftOut
 ) -> dict[EpisodeKey, np.ndarray]:
     """Per (collector, episode) the return from each step on, float64 ``[E]``, of episodes that are known to their end.
 

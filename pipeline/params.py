@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 
 
 def params_name(run: str) -> str:
@@ -37,7 +37,7 @@ class ParamsPublisher:
     """Publishes a learner's parameters when they are due (design.md, names in a dataset)."""
 
     def __init__(
-        self, store: LocalStore, run: str, config: PublishConfig, clock: Callable[[], float] = time.monotonic
+        self, store: Store, run: str, config: PublishConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._name, self._config, self._clock = store, params_name(run), config, clock
         self._updates: int | None = None
@@ -60,18 +60,18 @@ class ParamsPublisher:
 class ParamsPoller:
     """Fetches a run's parameters when they have been replaced since the last poll."""
 
-    def __init__(self, store: LocalStore, run: str) -> None:
+    def __init__(self, store: Store, run: str) -> None:
         self._store, self._name = store, params_name(run)
         self._identity: str | None = None
 
     def poll(self) -> bytes | None:
         """The newest parameters if they are new, else None (also when there are none yet)."""
-        identity = self._store.identity(self._name)
-        if identity is None or identity == self._identity:
-            return None
         try:
+            identity = self._store.identity(self._name)
+            if identity is None or identity == self._identity:
+                return None
             data = self._store.get(self._name)
-        except FileNotFoundError:
+        except (FileNotFoundError, StoreAway):
             return None
         self._identity = identity  # As of before the read: a replacement in between is fetched by the next poll.
         return data

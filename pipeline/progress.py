@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 
 PUBLISH_SECONDS = 1.0  # At least every 2 s by design: half of it leaves room for a slow disk.
 LOOK_SECONDS = 0.05
@@ -83,7 +83,7 @@ class ProgressWriter:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         run: str,
         source: Callable[[], Progress],
         clock: Callable[[], float] = time.monotonic,
@@ -204,7 +204,7 @@ class RunFollower:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         follow: str | None = None,
         *,
         when_silent: str = "wait",
@@ -231,7 +231,10 @@ class RunFollower:
             SeveralLiveRuns: at the start, several runs are live; one line that names them.
         """
         now = self._clock()
-        names = [self._follow] if self._follow is not None else self._store.folders("runs")
+        try:
+            names = [self._follow] if self._follow is not None else self._store.folders("runs")
+        except StoreAway:
+            names = []
         for name in names:
             self._watch(name, now)
         if self._follow is None:

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.codec import row_layout
 from pipeline.dataset import ShardName, agree_on_terms, write_provenance
 from pipeline.shard_writer import encode_shard
-from pipeline.store import LocalStore, open_store
+from pipeline.store import LocalStore, Store, open_store
 from schemas.terms import DatasetTerms
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def write_sequences(
         ValueError: ``uri`` holds something already.
     """
     store = open_store(uri, create=True)
-    if any(store.root.iterdir()):
+    if store.folders() or store.files():
         raise ValueError(f"out is {uri!r}; allowed: a new or an empty folder")
-    dataset.write_datasink(_datasink_class()(str(store.root), terms, provenance or {}, sequences_per_shard))
+    dataset.write_datasink(_datasink_class()(store.uri, terms, provenance or {}, sequences_per_shard))
 
 
 class Piece(NamedTuple):
@@ -91,7 +91,7 @@ class PieceWriter:
         return Piece(collector, int(records["sequence"][0]), len(rows), int(owned.sum()), name)
 
 
-def publish(store: LocalStore, terms: DatasetTerms, pieces: Iterable[Piece], provenance: dict[str, Any]) -> None:
+def publish(store: Store, terms: DatasetTerms, pieces: Iterable[Piece], provenance: dict[str, Any]) -> None:
     """Give pieces their final names, in the order of their sequences; the terms, and with them the dataset, come last.
 
     Raises:

@@ -24,7 +24,7 @@ from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.sequence_facts import Faults
 from pipeline.shard_columns import ColumnMapper
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore, open_store
+from pipeline.store import open_store
 from schemas.terms import DatasetTerms
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_sequences(
         raise ValueError(f"dataset is {uri!r}; allowed: a folder with a dataset.json")
     chosen = list(columns) if columns is not None else [COLLECTOR, *(row_layout(terms).dtype.names or ())]
     _refuse_unknown(chosen, row_layout(terms))
-    plan = ReadPlan(str(store.root), terms, chosen, decode)
+    plan = ReadPlan(store.uri, terms, chosen, decode)
     if faults is None and max_bad_shards:
         faults = SharedFaults(max_bad_shards)
     # Without a shared count each task by itself fails at its first bad shard: no actor has to be started for that.
@@ -124,9 +124,9 @@ class ReadPlan:
             per_row += self.decoded_row_bytes
         total = rows * per_row
         if PIXELS in self.columns and not self.decode:
-            store = LocalStore(self.root)
+            store = open_store(self.root)
             fixed = rows * sum(layout.widths)
-            total += max(0, sum(store.map_path(name.path).stat().st_size for name in shards) - fixed)
+            total += max(0, sum(store.size_bytes(name.path) for name in shards) - fixed)
         return total
 
     @property
@@ -148,7 +148,7 @@ class ReadPlan:
         return self._without_pixels(names, faults)
 
     def _without_pixels(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
-        mapper, shard_bytes = ColumnMapper(LocalStore(self.root), self.terms), self.estimated_bytes(names[:1])
+        mapper, shard_bytes = ColumnMapper(open_store(self.root), self.terms), self.estimated_bytes(names[:1])
         gathered: list[pa.RecordBatch] = []
         most = max(1, BLOCK_BYTES // max(1, shard_bytes))  # Shards of one dataset are much alike.
         for name in names:
@@ -177,7 +177,7 @@ class ReadPlan:
         return columns
 
     def _with_pixels(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
-        store = LocalStore(self.root)
+        store = open_store(self.root)
         with BatchDecoder(self.terms) as decoder:
             for name in names:
                 try:

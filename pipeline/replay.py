@@ -7,6 +7,7 @@
 ``draw``, ``replace``, ``update_priorities`` need no decoder, so a service can offer them to learners elsewhere.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,7 +27,7 @@ from pipeline.priority_table import SAMPLERS, UpdateCounts
 from pipeline.progress import Progress
 from pipeline.shard_index import Place
 from pipeline.shard_reader import Shard
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 from schemas.terms import DatasetTerms
 
 ALONE_SECONDS = 30.0  # Twice what a collector waits before it publishes a shard that is not full.
@@ -104,7 +105,7 @@ class Replay(DecodingReplay[Drawn]):
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         terms: DatasetTerms,
         config: ReplayConfig,
         limiter: LimiterConfig,
@@ -148,7 +149,10 @@ class Replay(DecodingReplay[Drawn]):
         with self._poll_lock:
             shards = sequences = 0
             bad_before = held.bad_shards
-            skipped, chosen = held.index.look()
+            try:
+                skipped, chosen = held.index.look()
+            except StoreAway:  # It has been said.
+                return PollCounts(0, 0, 0)
             with self._lock:
                 held.index.skip(skipped)
             for name in chosen:
@@ -156,8 +160,8 @@ class Replay(DecodingReplay[Drawn]):
                     break
                 try:
                     arrival = held.read(name)
-                except UNUSABLE as error:
-                    if held.is_away():
+                except (*UNUSABLE, StoreAway) as error:
+                    if isinstance(error, StoreAway) or held.is_away():
                         break
                     with self._lock:
                         held.refuse(name, error)
@@ -171,7 +175,8 @@ class Replay(DecodingReplay[Drawn]):
                         held.finish_indexing()
                         self._restored = None
             if self._polls % UNKNOWN_FILES_POLLS == 0:
-                held.name_unknown_files()
+                with contextlib.suppress(StoreAway):
+                    held.name_unknown_files()
             self._polls += 1
             return PollCounts(shards, sequences, held.bad_shards - bad_before)
 
@@ -264,7 +269,7 @@ class Replay(DecodingReplay[Drawn]):
             for name in dict.fromkeys(place.shard for place in drawn.places):
                 try:
                     shards[name] = self._held.cache.get(name)
-                except UNUSABLE as error:
+                except (*UNUSABLE, StoreAway) as error:
                     unusable[name] = error
                 except OSError:
                     self._take_back(drawn, "shards that can be opened")
@@ -272,8 +277,8 @@ class Replay(DecodingReplay[Drawn]):
             if not unusable:
                 drawn.rows = [(shards[place.shard], place.row) for place in drawn.places]
                 return drawn
-            if self._held.is_away():
-                self._take_back(drawn, "the dataset, which has been moved away")
+            if any(isinstance(error, StoreAway) for error in unusable.values()) or self._held.is_away():
+                self._take_back(drawn, "the dataset, which has been moved away or does not answer")
                 return None
             with self._lock:
                 for name, error in unusable.items():

@@ -1,5 +1,6 @@
 """Deletes a dataset's oldest shards beyond a bound, and never one that some learner still holds."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.progress import Progress, progress_name
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 
 ENFORCE_SECONDS = 30.0
 
@@ -45,7 +46,7 @@ class Retention:
     of it is contiguous.
     """
 
-    def __init__(self, store: LocalStore, config: RetentionConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, config: RetentionConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._enforced_at = clock()
         self.deleted_shards = 0
@@ -53,7 +54,8 @@ class Retention:
     def enforce_if_due(self) -> None:
         if self._config.deletes and self._clock() - self._enforced_at >= ENFORCE_SECONDS:
             self._enforced_at = self._clock()
-            self.enforce()
+            with contextlib.suppress(StoreAway):
+                self.enforce()
 
     def enforce(self) -> int:
         """Delete what is too much and held by nobody; returns the number of shards deleted."""
@@ -89,11 +91,11 @@ class Retention:
             written = 0.0
             for name in shards_after(self._store, collector, -1):
                 try:
-                    status = self._store.map_path(name.path).stat()
+                    size, modified = self._store.size_bytes(name.path), self._store.modified_seconds(name.path)
                 except FileNotFoundError:  # Somebody else's retention was faster.
                     continue
-                written = max(written, status.st_mtime)  # A clock that jumped back must not change the order.
-                found.append((name, written, status.st_size))
+                written = max(written, modified or 0.0)  # A clock that jumped back must not change the order.
+                found.append((name, written, size))
         return sorted(found, key=lambda each: (each[1], each[0]))
 
     def _held_by_nobody(self) -> Callable[[ShardName], bool]:

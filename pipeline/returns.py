@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.scan import open_listed
 from pipeline.shard_reader import ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store, StoreAway
 from schemas.geometry import TERMINATED, TRUNCATED
 from schemas.terms import DatasetTerms
 
@@ -33,7 +33,7 @@ class ReturnsFollower:
         episodes: counted so far.
     """
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms) -> None:
         self._store, self._terms = store, terms
         self._collectors: dict[str, _Followed] = {}
         self._is_first_look = True
@@ -46,6 +46,12 @@ class ReturnsFollower:
 
     def poll(self) -> None:
         """Take in what has been published since the last call."""
+        try:
+            self._poll()
+        except StoreAway:  # What was not seen is found by the next look.
+            return
+
+    def _poll(self) -> None:
         for collector in list_collectors(self._store):
             followed = self._collectors.setdefault(collector, _Followed(number=-1))
             names = shards_after(self._store, collector, followed.number)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.shard_reader import Shard, ShardError, open_shard
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 DIGEST_CHARACTERS = 32  # MLflow takes 36 at most.
@@ -53,13 +53,13 @@ class LeftOut:
                 _log.warning("%s row %d is left out: checksum or pixels wrong", path, row)
 
 
-def list_shards(store: LocalStore, collectors: list[str] | None = None) -> list[ShardName]:
+def list_shards(store: Store, collectors: list[str] | None = None) -> list[ShardName]:
     """Every shard, or those of some collectors: by collector, then by number."""
     names = list_collectors(store) if collectors is None else collectors
     return [shard for name in names for shard in shards_after(store, name, -1)]
 
 
-def open_listed(store: LocalStore, terms: DatasetTerms, name: ShardName) -> Shard:
+def open_listed(store: Store, terms: DatasetTerms, name: ShardName) -> Shard:
     """Open a shard of the dataset whose terms these are.
 
     Raises:
@@ -74,7 +74,7 @@ def open_listed(store: LocalStore, terms: DatasetTerms, name: ShardName) -> Shar
     return shard
 
 
-def dataset_digest(store: LocalStore) -> str:
+def dataset_digest(store: Store) -> str:
     """32 hexadecimal characters that change with the list of shards; shards themselves never change."""
     listing = "\n".join(name.path for name in list_shards(store))
     return hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARACTERS]

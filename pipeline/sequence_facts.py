@@ -16,7 +16,7 @@ from pipeline.decode import BatchDecoder
 from pipeline.row_faults import owned_steps
 from pipeline.scan import open_listed
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore
+from pipeline.store import open_store
 from schemas.geometry import CONTINUES
 from schemas.terms import DatasetTerms
 
@@ -74,7 +74,7 @@ class FactsPlan:
 
     def read(self, names: Sequence[ShardName], faults: Faults) -> Iterator[dict[str, Any]]:
         """One block for each shard, without its corrupt rows."""
-        store = LocalStore(self.root)
+        store = open_store(self.root)
         with BatchDecoder(self.terms) as decoder:
             for name in names:
                 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.codec import row_layout
 from pipeline.dataset import ShardName
 from pipeline.shard_reader import Shard, ShardError, open_shard
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.terms import DatasetTerms
 
 DEFAULT_OPEN_SHARDS = 8192  # Half a million sequences in shards of 64; about 3 KB of memory each.
@@ -30,14 +30,15 @@ class ShardCache:
         ValueError: ``max_open_shards`` is more than half of the maps that a process may have.
     """
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms, max_open_shards: int | None = None) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms, max_open_shards: int | None = None) -> None:
         allowed = _max_map_count() // 2
         if max_open_shards is not None and not 1 <= max_open_shards <= allowed:
             raise ValueError(f"max_open_shards is {max_open_shards}; allowed: 1 to {allowed} ({_limits()})")
         self.max_open_shards = max_open_shards or min(DEFAULT_OPEN_SHARDS, allowed)
         self._store, self._terms, self._layout = store, terms, row_layout(terms)
         self._open: OrderedDict[ShardName, Shard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Opening one shard may evict another one's file.
+        store.on_evicted(self._forget)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -52,6 +53,7 @@ class ShardCache:
         with self._lock:
             if (shard := self._open.get(name)) is not None:
                 self._open.move_to_end(name)
+                self._store.touch(name.path)
                 return shard
             shard = self._opened(name)
             self._open[name] = shard
@@ -69,6 +71,11 @@ class ShardCache:
         """Close a shard that is not needed any more, so that a deleted file gives its space back."""
         with self._lock:
             self._open.pop(name, None)
+
+    def _forget(self, path: str) -> None:
+        """The file is gone: an open map would keep its space."""
+        if (name := ShardName.parse(path)) is not None:
+            self.drop(name)
 
     def _opened(self, name: ShardName) -> Shard:
         try:

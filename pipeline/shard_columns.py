@@ -5,7 +5,7 @@ import pyarrow as pa
 from pipeline.dataset import ShardName
 from pipeline.scan import open_listed
 from pipeline.shard_reader import ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.shard import shard_schema
 from schemas.terms import DatasetTerms
 
@@ -15,7 +15,7 @@ WITNESS = "env_steps"  # A narrow column whose place in the file tells whether A
 class ColumnMapper:
     """Maps the shards of one dataset. What looks unusual is opened again as a ``Shard``, which says what is wrong."""
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms) -> None:
         self._store, self._terms, self._schema = store, terms, shard_schema(terms)
 
     def map(self, name: ShardName) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.shard_reader import Shard, ShardError
-from pipeline.store import LocalStore
+from pipeline.store import Store
 
 ACTIVE_POLLS = 100  # A collector that published nothing in this many polls is quiet,
 QUIET_PER_POLL = 16  # and of the quiet ones this many are listed in each poll, in turn.
@@ -69,7 +69,7 @@ class ShardIndex:
     thread at a time.
     """
 
-    def __init__(self, store: LocalStore, capacity: int) -> None:
+    def __init__(self, store: Store, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; allowed: 1 or more")
         self.capacity = capacity

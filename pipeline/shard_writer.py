@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.codec import EncodedRow, RowLayout, compress, row_checksum, row_layout
 from pipeline.collate import pack_probe, pack_row, unpack_rows
 from pipeline.dataset import ShardName
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.records import Sequence, SequenceBatch
 from schemas.shard import shard_schema
 from schemas.terms import DatasetTerms
@@ -76,7 +76,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: Store,
         terms: DatasetTerms,
         collector: str,
         config: WriterConfig,

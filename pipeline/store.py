@@ -1,4 +1,4 @@
-"""A dataset's storage: whole objects under relative names, on a local disk.
+"""A dataset's storage: whole objects under relative names. On a local disk here, elsewhere in ``object_store``.
 
 The methods are those an object store can offer too: whole objects, listing by prefix, no append, no rename. A name is
 relative and "/"-joined. A part of a name that starts with ``_`` or ``.`` is not data and never listed.
@@ -8,10 +8,16 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipeline.object_store import SCHEMES, ObjectStore
+from pipeline.store_protocol import Store, StoreAway, checked_name
+
+__all__ = ["DEFAULT_CACHE_BYTES", "LocalStore", "Store", "StoreAway", "open_store"]
+
+DEFAULT_CACHE_BYTES = 20_000_000_000
 _TEMPORARY_PREFIX = ".writing-"
 
 
@@ -21,13 +27,25 @@ class LocalStore:
     An object appears under its name whole or not at all, whatever kills the writer. The root itself is never created
     on the way of a write: a dataset whose folder was moved away fails with FileNotFoundError until it is back, instead
     of growing a second half in its old place.
+
+    Attributes:
+        root: its folder.
+        uri, name: that folder as text, and its last part.
+        is_remote: no: a call takes less than a millisecond, but for a durable write.
     """
+
+    is_remote = False
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
+        self.uri, self.name = str(self.root), self.root.name
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
+
+    def prepare(self) -> None:
+        """Make the root folder, and those above it."""
+        self.root.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, data) -> None:
         """Write ``data`` (anything with the buffer protocol) under ``name``; an older object there is replaced.
@@ -76,6 +94,10 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def size_bytes(self, name: str) -> int:
+        """Of the object. Raises FileNotFoundError."""
+        return self.map_path(name).stat().st_size
+
     def folders(self, prefix: str = "") -> list[str]:
         """Names of the folders directly below ``prefix``, sorted; empty when there is no such folder."""
         return sorted(entry.name for entry in self._entries(prefix) if entry.is_dir())
@@ -94,10 +116,13 @@ class LocalStore:
         Raises:
             ValueError: ``name`` is empty, absolute, or climbs out of the store.
         """
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts:
-            raise ValueError(f"name is {name!r}; allowed: a relative one inside the store")
-        return self.root.joinpath(*parts)
+        return self.root / checked_name(name)
+
+    def touch(self, name: str) -> None:
+        """Nothing: there are no copies that could be evicted."""
+
+    def on_evicted(self, tell: Callable[[str], None]) -> None:
+        """Nothing: a file stays until it is deleted."""
 
     def clean_leftovers(self, older_than_seconds: float) -> int:
         """Delete temporary files that a killed writer left behind; returns how many.
@@ -150,19 +175,28 @@ class LocalStore:
         _sync_folder(folder.parent)
 
 
-def open_store(uri: str, *, create: bool = False) -> LocalStore:
-    """The store behind a path or a ``file://`` URI; ``create`` makes its root folder (and those above it).
+def open_store(uri: str, *, create: bool = False, cache_bytes: int = DEFAULT_CACHE_BYTES) -> Store:
+    """The store behind a path, a ``file://`` URI or that of an object store.
+
+    Args:
+        create: make the root folder, and those above it.
+        cache_bytes: of an object store's local copies.
 
     Raises:
         ValueError: another kind of URI.
     """
     parts = urlsplit(uri)
+    if parts.scheme in SCHEMES and parts.netloc:
+        return ObjectStore(uri, cache_bytes=cache_bytes)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
-        raise ValueError(f"dataset is {uri!r}; allowed: a folder of this machine, or file:///folder")
-    root = Path(parts.path if parts.scheme else uri).expanduser()
+        raise ValueError(
+            f"dataset is {uri!r}; allowed: a folder of this machine, file:///folder, or "
+            "s3://bucket/prefix (gs://, az://)"
+        )
+    store = LocalStore(Path(parts.path if parts.scheme else uri).expanduser())
     if create:
-        root.mkdir(parents=True, exist_ok=True)
-    return LocalStore(root)
+        store.prepare()
+    return store
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pipeline.dataset import ShardName, list_collectors, read_provenance, read_t
 from pipeline.decode import BatchDecoder
 from pipeline.row_faults import ROW_COLUMNS, STEP_COLUMNS, episode_steps, owned_steps, row_fault
 from pipeline.shard_reader import Shard, ShardError, open_shard
-from pipeline.store import LocalStore
+from pipeline.store import Store
 from schemas.geometry import CONTINUES, ENDS_NAMES
 from schemas.terms import DatasetTerms
 
@@ -55,7 +55,7 @@ class DatasetReport:
         return self.distinct_priorities / self.network_sequences if self.network_sequences else float("nan")
 
 
-def verify_dataset(store: LocalStore, threads: int = 1) -> DatasetReport:
+def verify_dataset(store: Store, threads: int = 1) -> DatasetReport:
     """Read every shard once, in order; memory is that of a few sequences plus 4 bytes for each.
 
     The end of a collector's story may be missing (it runs, or was killed): that is no fault. Nor are older shards that
@@ -99,7 +99,7 @@ class _CollectorCheck:
     one fault is reported once.
     """
 
-    def __init__(self, store: LocalStore, terms: DatasetTerms, report: DatasetReport, decoder: BatchDecoder) -> None:
+    def __init__(self, store: Store, terms: DatasetTerms, report: DatasetReport, decoder: BatchDecoder) -> None:
         self._store, self._terms, self._report, self._decoder = store, terms, report, decoder
         self._next_number = self._next_sequence = 0
         self._sequence_is_known = True
@@ -145,7 +145,7 @@ class _CollectorCheck:
         report.shards += 1
         report.sequences += shard.num_rows
         report.env_steps += name.env_steps
-        report.bytes += self._store.map_path(path).stat().st_size
+        report.bytes += self._store.size_bytes(path)
         intact = self._check_rows(shard, path)
         if intact.all() and (owned := int(owned_steps(self._terms, shard.columns).sum())) != name.env_steps:
             report.faults.append(f"{path}: owns {owned} env steps, its name says {name.env_steps}")

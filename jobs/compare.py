@@ -24,7 +24,8 @@ from pipeline.tracking import DEFAULT_URI, NONE, TrackingConfig
 
 METRICS = ("eval/return_mean", "collect/return_low_epsilon_mean", "collect/return_mean", "collect/episode_return")
 AXES = {ENV_STEPS: "env steps", "hours": "hours"}
-SPEEDS = {"learn/updates": "updates", ENV_STEPS: "env steps", "learn/updates_per_second": "updates/s"}
+COUNTS = {"learn/updates": "updates", ENV_STEPS: "env steps"}
+LAST_EVALUATION_SECONDS = 300.0  # After a run's end; what was played later belongs to no point of its curve.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +100,10 @@ def main(argv: Sequence[str]) -> int:
 
 def show(groups: dict[str, list[Compared]], labels: dict[str, str], generator: np.random.Generator) -> None:
     """A row per run, and one per group of several."""
-    table = Table("group", "run", "seed", "minutes", *SPEEDS.values(), "return, last", "return, best", "of")
+    table = Table("group", "run", "seed", "minutes", *COUNTS.values(), "return, last", "return, best", "of")
     for key, members in groups.items():
         for each in members:
-            cells = [_cell(each.run.metrics.get(name)) for name in SPEEDS]
+            cells = [_cell(each.run.metrics.get(name)) for name in COUNTS]
             y = each.curves[ENV_STEPS].y if each.curves else np.array([])
             ends = [_cell(y[-1]), _cell(y.max())] if len(y) else ["-", "-"]
             row = [labels[key], each.run.name, each.run.tags.get("seed", "-"), _cell(_minutes(each)), *cells]
@@ -111,7 +112,7 @@ def show(groups: dict[str, list[Compared]], labels: dict[str, str], generator: n
         if len(lasts) > 1:
             low, high = bootstrap_interval(lasts, generator)
             mean = f"{lasts.mean():.4g} ({low:.4g} to {high:.4g})"
-            blanks = [""] * (2 + len(SPEEDS))
+            blanks = [""] * (2 + len(COUNTS))
             table.add_row(f"[bold]{labels[key]}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", "")
         table.add_section()
     Console(highlight=False).print(table)
@@ -168,6 +169,8 @@ def _compared(run: Run, flags: CompareFlags) -> Compared:
     if metric is None:
         return Compared(run, {}, None, {})
     histories = histories_of(flags.tracking_uri, run.run_id, {metric, ENV_STEPS})
+    if run.end_seconds is not None:
+        histories = {n: each.until(run.end_seconds + LAST_EVALUATION_SECONDS) for n, each in histories.items()}
     curves = {over: curve for over in AXES if (curve := curve_of(histories, metric, over, flags.smooth)) is not None}
     return Compared(run, histories, metric, curves)
 

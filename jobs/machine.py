@@ -197,7 +197,7 @@ def _laptop_network():
 
 def acting() -> Finding:
     network, geometry = _laptop_network()
-    stack = torch.zeros(LANES, geometry.frame_stack, 84, 84, dtype=torch.uint8)
+    stack = torch.zeros(LANES, geometry.frame_stack, *network.spec.observation.shape, dtype=torch.uint8)
     nothing, state = torch.zeros(LANES), zero_state(network.spec.core, LANES)
     times, started = 0, time.perf_counter()
     with torch.inference_mode():
@@ -213,7 +213,8 @@ def updating() -> Finding:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device)
     rows = geometry.burn_in + geometry.unroll + geometry.bootstrap
-    stack = torch.zeros(rows, BATCH, geometry.frame_stack, 84, 84, dtype=torch.uint8, device=device)
+    shape = (rows, BATCH, geometry.frame_stack, *network.spec.observation.shape)
+    stack = torch.zeros(shape, dtype=torch.uint8, device=device)
     nothing = torch.zeros(rows, BATCH, device=device)
     started = time.perf_counter()
     q, _ = network.unroll(network.encode(stack), nothing.long(), nothing, zero_state(network.spec.core, BATCH, device))

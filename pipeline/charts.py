@@ -31,6 +31,11 @@ class History:
         """The value that the metric had at other times, straight lines in between, the end values outside."""
         return np.interp(seconds, self.seconds, self.values)
 
+    def until(self, seconds: float) -> "History":
+        """What was logged by then."""
+        kept = self.seconds <= seconds
+        return History(self.steps[kept], self.seconds[kept], self.values[kept])
+
 
 Histories = Mapping[str, History]
 

@@ -29,6 +29,7 @@ SAY_SECONDS = 5.0
 LAST_LOOK_SECONDS = 0.5
 BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's own limits for one call.
 PARAM_CHARACTERS = 500  # MLflow cuts at 6,000 without a word; the whole configuration is an artifact anyway.
+NEVER_EQUAL = ("provenance.pid", "provenance.started_unix_seconds", "provenance.command")  # Noise in a comparison.
 MAX_QUEUED_METRICS = 200_000
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 
@@ -80,7 +81,11 @@ class MLflowTracker:
         if self._config.joins:
             self.text(f"{self._config.tags.get('role', 'joined')}.json", whole)
             return
-        short = {self._names.legal(name): str(value)[:PARAM_CHARACTERS] for name, value in flatten(values).items()}
+        short = {
+            self._names.legal(name): str(value)[:PARAM_CHARACTERS]
+            for name, value in flatten(values).items()
+            if name not in NEVER_EQUAL
+        }
         self._call("params", short)
         self.text("config.json", whole)
 

@@ -3,15 +3,13 @@
 import pytest
 
 from jobs import compare
-from tests.mlflow_session import mlflow_runs, mlflow_template
 
-__all__ = ["mlflow_runs", "mlflow_template"]
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
 
 
 @pytest.fixture
 def uri(tmp_path, monkeypatch, mlflow_runs) -> str:
-    """Two seeds of one setting, one run of another, and a collector's run."""
+    """Two seeds of one setting, one run of another, and a collector's run; each was played again a day later."""
     from mlflow.entities import Metric, RunTag
     from mlflow.tracking import MlflowClient
 
@@ -28,8 +26,9 @@ def uri(tmp_path, monkeypatch, mlflow_runs) -> str:
             milliseconds = 1_700_000_000_000 + 60_000 * number
             metrics.append(Metric("collect/env_steps", 100 * number, milliseconds, 100 * number))
             metrics.append(Metric("eval/return_mean", best * number / 4, milliseconds, number))
+        metrics.append(Metric("eval/return_mean", -1e6, 1_700_086_400_000, 4))
         client.log_batch(run_id, metrics, tags=[RunTag(*pair) for pair in tags.items()])
-        client.set_terminated(run_id)
+        client.set_terminated(run_id, end_time=1_700_000_240_000)
     return uri
 
 

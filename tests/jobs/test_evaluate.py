@@ -29,9 +29,6 @@ from r2d2.serialize import params_from_bytes, params_to_bytes
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
 from schemas.terms import DatasetTerms
-from tests.mlflow_session import mlflow_runs, mlflow_template
-
-__all__ = ["mlflow_runs", "mlflow_template"]
 
 LINEAGE = bytes(range(16))
 CORE = CoreSpec(kind="lstm", width=8)

@@ -20,9 +20,6 @@ from r2d2.networks import build_network
 from r2d2.policy import RecurrentPolicy
 from r2d2.serialize import Parameters
 from schemas.specs import ArraySpec, CoreSpec, EnvSpec
-from tests.mlflow_session import mlflow_runs, mlflow_template
-
-__all__ = ["mlflow_runs", "mlflow_template"]
 
 ENV = EnvSpec(env_id="ALE/Pong-v5", observation=ArraySpec(shape=(84, 84), dtype="uint8"), action_set=("a", "b", "c"))
 SPEC = NetworkSpec(

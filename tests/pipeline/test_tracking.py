@@ -12,9 +12,7 @@ import pytest
 from pipeline.charts import LEARNING_CURVE
 from pipeline.mlflow_tracker import MLflowTracker
 from pipeline.tracking import MetricNames, NullTracker, TrackingConfig, make_tracker
-from tests.mlflow_session import mlflow_template
 
-__all__ = ["mlflow_template"]
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
 
 
@@ -28,7 +26,7 @@ def test_case_h_f1_names_lengths_and_counts_survive(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     tracker = MLflowTracker(TrackingConfig(uri=uri, experiment="e", run_name="n", tags={"role": "test"}))
-    config = {"long": "x" * 7000, "many": {f"p{i:03d}": i for i in range(120)}}
+    config = {"long": "x" * 7000, "many": {f"p{i:03d}": i for i in range(120)}, "provenance": {"pid": 7}}
     tracker.params(config)
     started = time.monotonic()
     for step in range(200):

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mlflow_session import mlflow_runs, mlflow_template
 from tests.processes import ROOT
 from tests.tracking.services import mlflow_server, postgres
 from tests.tracking.writer import NAMES, value_of, write
 
-__all__ = ["mlflow_runs", "mlflow_template"]
 WRITERS, SECONDS, EXPERIMENT = 4, 60.0, "writers"
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
 

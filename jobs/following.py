@@ -155,7 +155,7 @@ class FollowLog:
         self._tracker.metrics({**values, "eval/parameter_version": version}, version)
         folder = Path(self._folder.name) / f"{version:09d}"
         folder.mkdir(exist_ok=True)
-        is_best = self._best is None or mean > self._best
+        is_best = self._best is None or mean >= self._best  # Of equals the one that has learnt for longer.
         if is_best:
             self._best = mean
             self._tracker.tags({"best_return": f"{mean:g}", "best_version": str(version)})

@@ -38,7 +38,7 @@ def run_cell(
         seed=seed,
         values=values,
         looks=looks,
-        provenance=provenance(role="ablate"),
+        provenance={name: value for name, value in provenance().items() if name not in ("host", "pid")},
     )
 
 

@@ -30,7 +30,7 @@ from pipeline.rollout import Rollout
 from r2d2.policy import RecurrentPolicy
 from r2d2.serialize import network_of
 from schemas.terms import DatasetTerms
-from tests.learning.pong_curves import curve_of, draw_curves
+from tests.learning.pong_curves import curve_of, draw_curves, learner_settings_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER, RESULTS, CHART = Path(".pong"), ROOT / "results" / "pong", ROOT / "docs" / "pong.png"
@@ -46,13 +46,15 @@ def main() -> int:
     parser.add_argument("--learn", default="", help="further flags of learn.py")
     parser.add_argument("--collect", default="", help="further flags of collect.py")
     parser.add_argument("--attach", type=int, nargs=2, metavar="PID", help="watch a learner and a collector that run")
+    parser.add_argument("--write", action="store_true", help="only measure what is there: a run that has ended")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where dataset, runs and mlflow.db lie")
     flags = parser.parse_args()
     folder = flags.folder / flags.name
     folder.mkdir(parents=True, exist_ok=True)
     parts = Parts(folder / "parts.json")
-    pids = flags.attach or start(folder, flags.name, shlex.split(flags.learn), shlex.split(flags.collect))
-    watch(pids, parts, folder, flags.name, flags.minutes)
+    if not flags.write:
+        pids = flags.attach or start(folder, flags.name, shlex.split(flags.learn), shlex.split(flags.collect))
+        watch(pids, parts, folder, flags.name, flags.minutes)
     record = measure(folder, flags.name, parts)
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{flags.name}.json"
@@ -142,7 +144,7 @@ def measure(folder: Path, name: str, parts: Parts) -> dict[str, Any]:
         "name": name,
         "terms": asdict(terms),
         "network": parameters.spec.to_json(),
-        "learner": learner_settings(folder, name),
+        "learner": learner_settings_of(folder),
         "wall_seconds": parts.total("wall_seconds"),
         "cpu_seconds": {job: parts.total(job) for job in ("learn", "collect")},
         "parts": parts.values,
@@ -153,12 +155,14 @@ def measure(folder: Path, name: str, parts: Parts) -> dict[str, Any]:
         "sequences": progress["sequences_seen"],
         "curve": curve,
         "greedy": {"returns": returns, "mean": float(np.mean(returns)), "seed": GREEDY_SEED, "epsilon": 0.0},
-        "provenance": provenance(role="learn-pong"),
+        "provenance": where_from(),
     }
 
 
-def learner_settings(folder: Path, name: str) -> dict[str, Any]:
-    return json.loads((folder / "runs" / name / "run.json").read_bytes())
+def where_from() -> dict[str, Any]:
+    """Of the measuring process, without what means nothing elsewhere."""
+    values = provenance(role="learn-pong", command=shlex.join(["python", "-m", "tests.learning.pong", *sys.argv[1:]]))
+    return {name: value for name, value in values.items() if name not in ("host", "pid")}
 
 
 def greedy_returns(terms: DatasetTerms, parameters: Any) -> list[float]:

@@ -31,6 +31,18 @@ def curve_of(folder: Path, name: str) -> list[list[float]]:
     return curve
 
 
+def learner_settings_of(folder: Path) -> dict[str, str]:
+    """What the learner's run logged as its parameters, but for paths and names."""
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (run, *_) = client.search_runs(experiments, "tags.role = 'learn'", order_by=["start_time ASC"])
+    parts = ("learner.", "limiter.", "replay.", "publish.", "train.threads", "train.seed")
+    settings = {name: value for name, value in run.data.params.items() if name.startswith(parts)}
+    return settings | {"commit": run.data.params.get("provenance.commit", "")}
+
+
 def draw_curves(results: Path, chart: Path) -> None:
     """Every run's evaluation episodes, smoothed, over minutes and over env steps."""
     import matplotlib

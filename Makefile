@@ -80,5 +80,14 @@ bench-actors: $(READY)  ## Actors with a network, by table, at random; what subm
 bench-offline: $(READY)  ## Ray Data and relabelling against a plain loop, a bare decoder and a bare network.
 	$(BIN)/python -m tests.benchmarks.offline
 
+demo-cluster: $(READY)  ## S3 server, replay service with a token, two Ray collectors, learner: three minutes; then verify.
+	$(BIN)/python jobs/demo_cluster.py
+
+test-cluster: $(READY)  ## Nodes, actors, services and S3 servers killed under running jobs, about ten minutes.
+	$(BIN)/python -m pytest tests/cluster tests/pipeline/test_object_store.py -m slow --timeout 600
+
+bench-service: $(READY)  ## Ray collectors against one process; how soon shards reach a learner through S3.
+	$(BIN)/python -m tests.benchmarks.service
+
 clean:  ## Remove the environment, what the demo made and what the benchmarks measured on.
 	rm -rf $(VENV) .demo .bench

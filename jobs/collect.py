@@ -5,6 +5,7 @@ python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
 python jobs/collect.py --policy table                    without a network; see label.py
 """
 
+import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from jobs.console import StatusLine, show_warnings
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.offline import dataset_tags
 from jobs.presets import CoreOptions, Preset, laptop
+from jobs.ray_collectors import Collectors, actor_argv, drawn_seed
 from jobs.run_tags import describe, run_tags
 from jobs.stateless import StatelessActing
 from jobs.stopping import StopRequest
@@ -33,12 +35,13 @@ from pipeline.frame_buffers import FrameBuffers
 from pipeline.params import ParamsPoller
 from pipeline.progress import RunFollower
 from pipeline.provenance import provenance
+from pipeline.ray_start import start_ray
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.spool import Spool, SpoolConfig
 from pipeline.store import Store
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import Tracker, TrackingConfig, make_tracker
 from r2d2.health import MemoryLimit, SpeedLimit
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
@@ -67,10 +70,14 @@ class ActFlags:
             publishes, at random where it has none (article 3.4); ``random``. The last two run no network: their
             sequences hold no states, and no core unless the dataset has one or ``--core`` names one.
         device: of the acting network.
+        collectors: run so many collectors on Ray, ``--envs`` lanes and ``--threads`` threads each, on one ladder.
+        ray_address: with ``--collectors``: the cluster, ``auto`` or ``host:port``; default: a Ray started here.
         dry_run: print the resolved configuration and stop.
     """
 
     envs: int = 16
+    collectors: int = 1
+    ray_address: str | None = None
     threads: int = 1
     seed: int | None = None
     env_steps: int | None = None
@@ -83,10 +90,12 @@ class ActFlags:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("envs", "threads", "env_steps", "max_minutes"):
+        for name in ("envs", "collectors", "threads", "env_steps", "max_minutes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}; allowed: above 0")
+        if self.collectors > 1 and self.ladder is not None:
+            raise ValueError(f"ladder is {self.ladder!r}; allowed: without --collectors, which makes one")
         if self.eval_lanes < 0:
             raise ValueError(f"eval_lanes is {self.eval_lanes}; allowed: 0 or more")
         if self.policy not in POLICIES:
@@ -141,6 +150,57 @@ class CollectFlags:
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
+    stop = StopRequest().listen()
+    with StatusLine("collect") as status:
+        given = peek(argv, "collectors", "ray_address")
+        if given["collectors"] in (None, "1") and given["ray_address"] is None:
+            return collect(argv, stop, status)
+        return collect_on_ray(argv, stop, status)
+
+
+def collect_on_ray(argv: Sequence[str], stop: StopRequest, status: StatusLine) -> int:
+    """Several collectors as Ray actors; see ``jobs.ray_collectors``."""
+    with refusing(OSError):
+        flags, preset, terms = read_flags(CollectFlags, argv, "collect.py")
+        act, store, environment = flags.act, flags.source.open_store(), flags.source.environment(preset, terms)
+        threads = act.threads if peek(argv, "threads")["threads"] else 1
+        seed = act.seed if act.seed is not None else drawn_seed(MAX_SEED)
+        argv = [*argv, "--dataset", store.uri, "--threads", str(threads)]
+        if act.params is not None:
+            argv += ["--params", str(act.params.absolute())]
+        if act.dry_run:
+            dry_run({**asdict(flags), "dataset": store.uri, "seed": seed})
+        tracker = make_tracker(
+            TrackingConfig(
+                uri=flags.tracking.tracking_uri,
+                experiment=flags.tracking.experiment,
+                run_name=flags.tracking.run_name or f"collect-{store.name}-{act.collectors}-collectors",
+                tags={"role": "collect", "game": environment.env_id, "dataset": store.name, "dataset_uri": store.uri},
+                parent_run_id=flags.tracking.parent_run_id,
+            )
+        )
+        start_ray(act.ray_address, cpus=max(os.cpu_count() or 1, act.collectors * threads))
+        stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
+
+        def arguments(place: int, incarnation: int) -> tuple:
+            own = actor_argv(argv, place, incarnation, envs=act.envs, collectors=act.collectors, seed=seed)
+            return collect, own
+
+        collectors = Collectors(act.collectors, arguments, threads=threads, tracker=tracker, status=status)
+        status.say(f"collect: {act.collectors} collectors of {act.envs} lanes into {store.uri}, seed {seed}")
+        failed = True
+        try:
+            code = collectors.run(stop, env_steps=act.env_steps, max_minutes=act.max_minutes)
+            failed = False
+        finally:
+            tracker.close(failed=failed, hurried=lambda: stop.by_signal)
+            run = f"MLflow run {tracker.run_id()}"
+            status.say(f"collect: stopped ({stop.reason or 'failed'}): {collectors.summary()}; {run}")
+        return code
+
+
+def collect(argv: Sequence[str], stop: StopRequest, status: StatusLine, tracker: Tracker | None = None) -> int:
+    """One collector in this process; the exit status. ``tracker`` instead of the one that the flags name."""
     with refusing(OSError):
         flags, preset, stored_terms = read_flags(CollectFlags, argv, "collect.py")
         act, store = flags.act, flags.source.open_store()
@@ -179,7 +239,6 @@ def main(argv: Sequence[str]) -> int:
         ]
         _open_dataset(store, terms, collector_id, provenance(role="collector", seed=seed, envs=act.envs))
 
-    stop = StopRequest().listen()
     writer = ShardWriter(
         store, terms, collector_id, flags.writer, initial_priorities=policy.initial_priorities, notes_waits=True
     )
@@ -197,7 +256,7 @@ def main(argv: Sequence[str]) -> int:
         refresh=flags.refresh,
         evaluation=evaluation,
     )
-    tracker = make_tracker(
+    tracker = tracker or make_tracker(
         TrackingConfig(
             uri=flags.tracking.tracking_uri,
             experiment=flags.tracking.experiment,
@@ -230,15 +289,15 @@ def main(argv: Sequence[str]) -> int:
         closing_tags=lambda: dataset_tags(store, "close"),
     )
     problem, lost = None, 0
-    with StatusLine("collect") as status:
-        status.say(f"collect: {terms.env.env_id} into {store.uri}, collector {collector_id}, seed {seed}")
-        try:
-            run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
-        except (ValueError, EnvironmentFailure) as error:
-            problem = error
-        finally:
-            lost = run.close(stop, failed=problem is not None)
-        status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
+    status.say(f"collect: {terms.env.env_id} into {store.uri}, collector {collector_id}, seed {seed}")
+    try:
+        run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
+    except (ValueError, EnvironmentFailure) as error:
+        problem = error
+    finally:
+        lost = run.close(stop, failed=problem is not None)
+    run.show(status)
+    status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
     if problem is not None:
         refuse(problem)
     return 1 if lost else 0

@@ -128,8 +128,11 @@ class CollectRun:
             self._restarts = restarts
             last = next(lanes.last_failure for lanes in self._groups if lanes.last_failure)
             warn(f"an environment raised and was made anew, its open episode is cut ({restarts} so far): {last}")
-        if not status.is_due:
-            return
+        if status.is_due:
+            self.show(status)
+
+    def show(self, status: StatusLine) -> None:
+        """The counts as they are now."""
         policy = self._policy
         status.show(
             self._collector.waits_for or policy.waits_for,

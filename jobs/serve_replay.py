@@ -203,6 +203,7 @@ class Serving:
         return (
             f"{counts['samples']:.0f} samples of {counts['inserted']:.0f} sequences "
             f"({counts['samples_per_insert']:.3g} samples per insert), {self._service.updates} updates, "
+            f"{self._service.sent_bytes / 1e6:.1f} MB sent, "
             f"{counts['corrupt_rows']:.0f} checksum errors, {counts['bad_shards']:.0f} bad shards; "
             f"run folder {self._folder.path}"
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from pipeline.ray_workers import start_ray
+from pipeline.ray_start import start_ray
 from pipeline.scan import LeftOut, TooManyFaults
 
 

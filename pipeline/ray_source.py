@@ -19,7 +19,7 @@ from pipeline.dataset import ShardName, read_terms
 from pipeline.decode import BatchDecoder
 from pipeline.ray_blocks import tensor, to_arrays, to_block
 from pipeline.ray_faults import SharedFaults
-from pipeline.ray_workers import start_ray
+from pipeline.ray_start import start_ray
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.sequence_facts import Faults
 from pipeline.shard_columns import ColumnMapper

@@ -1,20 +1,9 @@
 """Pieces of work on Ray: one function, many arguments, results as they come."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-STORE_BYTES = 500_000_000
-
-
-def start_ray() -> None:
-    """Join a Ray that has been started (by the caller, or RAY_ADDRESS names one), else start a small one here."""
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(
-            object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING
-        )
+from pipeline.ray_start import start_ray
 
 
 def run_on_workers(

@@ -34,6 +34,7 @@ class ReplayService:
     Attributes:
         replay: the one served.
         updates: batches whose priorities came back, over all clients; goes on over restarts with ``restore``.
+        sent_bytes: of batches, compressed as they travel.
         starved: set while a learner waits, so that new shards are looked for sooner.
     """
 
@@ -54,7 +55,7 @@ class ReplayService:
         self._sessions: dict[str, _Session] = {}
         self._lock, self._draw_lock = threading.Lock(), threading.Lock()
         self._turns = _Turns(clock)
-        self.updates = 0
+        self.updates = self.sent_bytes = 0
         self.starved = threading.Event()
 
     @property
@@ -111,7 +112,10 @@ class ReplayService:
             header["waits_for"] = self.replay.waits_for() or "its turn: other learners have waited longer"
         else:
             header["replay_sequences"] = drawn.replay_sequences
-        return pack_batch(header, drawn)
+        batch = pack_batch(header, drawn)
+        with self._lock:
+            self.sent_bytes += batch.nbytes
+        return batch
 
     def update(self, request: UpdateRequest) -> UpdateCounts:
         """Priorities by id; all stale when they are for ids of an earlier start of this service."""

@@ -29,7 +29,7 @@ from pipeline.dataset import ShardName, agree_on_terms, list_collectors, shards_
 from pipeline.decode import BatchDecoder
 from pipeline.environments import EnvironmentConfig, make_lanes
 from pipeline.ray_source import read_sequences
-from pipeline.ray_workers import start_ray
+from pipeline.ray_start import start_ray
 from pipeline.rollout import Rollout
 from pipeline.scan import list_shards
 from pipeline.sequences import SequenceBuilder

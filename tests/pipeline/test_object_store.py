@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from jobs.s3_server import s3_server
 from pipeline import object_store
 from pipeline.dataset import agree_on_terms, list_collectors, shards_after
 from pipeline.object_store import ObjectStore
@@ -22,7 +23,6 @@ from pipeline.store import StoreAway, open_store
 from pipeline.verify import verify_dataset
 from tests.pipeline.replay_factory import make_replay
 from tests.pipeline.sequence_factory import make_sequences, make_writer, tiny_terms, write_shards
-from tests.s3_server import s3_server
 
 TERMS = tiny_terms()
 CACHE_BYTES = 10**9
@@ -114,7 +114,7 @@ def test_a_bucket_that_is_not_there_and_a_wrong_key_are_told_apart(server, monke
 
 def test_of_racing_creators_with_different_terms_one_wins_and_the_others_are_refused_by_name(open_s3, monkeypatch):
     """This server ignores conditions: only reading back tells."""
-    monkeypatch.setattr(object_store, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(object_store, "SETTLE_SECONDS", 3.0)
     outcomes: Counter[str] = Counter()
     ready = threading.Barrier(4)
 

@@ -232,7 +232,7 @@ def collect(argv: Sequence[str], stop: StopRequest, status: StatusLine, tracker:
             policy = StatelessActing(terms, sizes, act.ladder, generator, uses_table=act.policy == "table")
             use_published = policy.use_table if act.policy == "table" else None
             poller = partial(TablePoller, env=terms.env)
-        follower = RunFollower(store, flags.follow.follow, when_silent=flags.follow.when_silent)
+        follower = RunFollower(store, flags.follow.follow, collector=collector_id, when_silent=flags.follow.when_silent)
         rollouts = [
             Rollout(lanes, own_policy, terms.geometry.frame_stack, seed + first_lane)
             for lanes, own_policy, first_lane in zip(groups, policy.policies, (0, sizes[0]), strict=False)

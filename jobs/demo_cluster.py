@@ -53,15 +53,16 @@ def _run(flags: DemoClusterFlags, dataset: str) -> int:
     limited = ["--tracking-uri", tracking, "--max-minutes", str(flags.minutes)]
     collectors = ["--env", flags.env, "--collectors", "2", "--envs", "8"]
     jobs = {
-        "serve": Job("serve_replay.py", [*common, "--port", str(port), "--max-minutes", str(flags.minutes + 0.5)]),
+        "serve": Job("serve_replay.py", [*common, "--port", str(port)]),
         "collect": Job("collect.py", [*common, *limited, *collectors]),
         "learn": Job("learn.py", [*common, *limited, "--replay", f"grpc://127.0.0.1:{port}"]),
     }
     try:
-        statuses = [job.wait() for job in jobs.values()]
+        statuses = [jobs[name].wait() for name in ("collect", "learn")]
     finally:
         for job in jobs.values():
             job.end()
+    statuses.append(jobs["serve"].wait())
     print()
     if any(statuses):
         print(f"demo-cluster failed: exit statuses {statuses}")

@@ -24,7 +24,7 @@ from jobs.held_out import HeldOutCheck
 from jobs.learn_flags import LearnFlags, check_identity, refuse_replay_settings
 from jobs.offline import dataset_tags, updates_of_epochs
 from jobs.parameters import read_parameters
-from jobs.replays import FoundService, find_service, make_replay
+from jobs.replays import FoundService, find_services, make_replay, replay_of
 from jobs.replicas import follow, join
 from jobs.run_folder import RunFolder, find_run_to_resume, new_run_name
 from jobs.run_tags import describe, run_tags
@@ -41,6 +41,7 @@ from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention
 from pipeline.returns import ReturnsFollower
 from pipeline.scan import dataset_digest
+from pipeline.several_replays import SeveralReplays
 from pipeline.store import Store
 from pipeline.tracking import Tracker, TrackingConfig, make_tracker
 from r2d2.data_parallel import Replicas
@@ -58,16 +59,15 @@ def main(argv: Sequence[str]) -> int:
         flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
         if flags.train.dry_run:
             dry_run({**asdict(flags), "dataset": flags.source.store().uri})
-        service = None
+        services: list[FoundService] = []
         if flags.service.replay:
-            service = find_service(
-                flags.service.replay, flags.service.security(), stop, status, flags.train.max_minutes
-            )
-            if service is None:
+            services = find_services(flags.service, stop, status, flags.train.max_minutes)
+            if not services:
                 return 0
+            service = services[0]
             if flags.source.dataset is None:
                 argv = [*argv, "--dataset", service.description.dataset]
-                flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
+            flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")  # There is a dataset by now.
             service.refuse_other_dataset(terms, flags.source.store().uri)
             refuse_replay_settings(flags, LearnFlags.defaults(preset, terms))
         if terms is None:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             store = flags.source.open_store()
             updates = updates_of_epochs(flags.train.epochs, store, terms, flags.replay, flags.limiter)
             status.say(f"learn: {flags.train.epochs:g} epochs are {updates:,} updates")
-        training = _build(flags, terms, service, learner, status)
+        training = _build(flags, terms, services, learner, status)
         learner.share_state()
     problem, failed = None, True
     try:
@@ -119,7 +119,7 @@ def _make_learner(flags: LearnFlags, terms: DatasetTerms, device: str, replicas:
 
 
 def _build(
-    flags: LearnFlags, terms: DatasetTerms, service: FoundService | None, learner: Learner, status: StatusLine
+    flags: LearnFlags, terms: DatasetTerms, services: list[FoundService], learner: Learner, status: StatusLine
 ) -> Training:
     train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
@@ -137,9 +137,9 @@ def _build(
         status.say(f"learn: goes on from version {learner.version} in {train.init_from}")
     if learner.initializer is not None:
         status.say(f"learn: {learner.initializer_share:.2%} of the trained parameters are the State Initializer's")
-    publishes_as = service.description.run if service else name
-    if service:
-        replay = service.replay(batch_size=flags.limiter.batch_size, threads=train.threads)
+    publishes_as = services[0].description.run if services else name
+    if services:
+        replay = replay_of(services, batch_size=flags.limiter.batch_size, threads=train.threads, seed=train.seed)
     else:
         replay = make_replay(
             store,
@@ -152,7 +152,9 @@ def _build(
         )
     tracker = _make_tracker(flags, terms, store, folder, name, publishes_as)
     progress = None
-    if not offline and not isinstance(replay, RemoteReplay):  # A replay elsewhere publishes its own progress.
+    if not offline and not isinstance(
+        replay, RemoteReplay | SeveralReplays
+    ):  # A replay elsewhere publishes its own progress.
         progress = ProgressWriter(store, name, lambda: replay.progress(learner.updates))
     report = TrainingReport(
         learner=learner,
@@ -200,8 +202,9 @@ def _build(
     status.say(
         f"learn: {terms.env.env_id} from {store.uri} as run {name}, {parameters:,} parameters on {learner.device}"
     )
-    if service:
-        status.say(f"learn: draws from {service.connection.address}, publishes parameters as run {publishes_as}")
+    if services:
+        addresses = ", ".join(service.connection.address for service in services)
+        status.say(f"learn: draws from {addresses}, publishes parameters as run {publishes_as}")
     return training
 
 

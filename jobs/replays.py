@@ -12,13 +12,16 @@ from jobs.command_line import Repeatable
 from jobs.console import StatusLine
 from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
+from pipeline.decode import BatchDecoder
 from pipeline.flight import ServiceConnection, check_address
 from pipeline.limiter import LimiterConfig
 from pipeline.mixed_replay import MixedReplay, Share, refuse_other_terms, refuse_shares
+from pipeline.parts import WHOLE, Part
 from pipeline.replay import Replay, ReplayConfig
 from pipeline.replay_client import RemoteReplay, describe
 from pipeline.replay_messages import Description
 from pipeline.replay_security import ClientSecurity, read_file, read_token
+from pipeline.several_replays import SeveralReplays
 from pipeline.store import Store, open_store
 from schemas.terms import DatasetTerms
 
@@ -50,18 +53,18 @@ class ServiceFlags:
 
     Attributes:
         replay: ``grpc://host:port`` of a serve_replay.py to draw from, instead of a replay in this process;
-            ``grpc+tls://`` when it has a certificate.
+            ``grpc+tls://`` when it has a certificate. Repeatable: the parts of one dataset, drawn from as one replay.
         token_file: file with the token that it wants; default: ``R2D2_REPLAY_TOKEN`` of the environment.
         tls_ca: PEM file of the authority that signed its certificate, or that certificate; default: the system's.
     """
 
-    replay: str | None = None
+    replay: Repeatable = ()
     token_file: Path | None = None
     tls_ca: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.replay is not None:
-            check_address(self.replay)
+        for address in self.replay:
+            check_address(address)
 
     def security(self) -> ClientSecurity:
         """Raises ValueError when a file cannot be read."""
@@ -78,13 +81,14 @@ def make_replay(
     shares: Sequence[Share] = (),
     seed: int,
     threads: int = 1,
+    part: Part = WHOLE,
 ) -> Replay | MixedReplay:
     """A replay in this process, mixed when there are ``shares``.
 
     Raises:
         ValueError: a dataset to be mixed in is missing, or has other terms.
     """
-    main = Replay(store, terms, config, limiter, generator=np.random.default_rng(seed), threads=threads)
+    main = Replay(store, terms, config, limiter, generator=np.random.default_rng(seed), threads=threads, part=part)
     if not shares:
         return main
     others = {}
@@ -118,6 +122,50 @@ class FoundService(NamedTuple):
         differences = terms.differences(self.description.terms)
         if differences:
             raise ValueError(f"dataset is {uri}; allowed: that of the replay service ({'; '.join(differences)})")
+
+
+def refuse_parts(services: Sequence[FoundService]) -> None:
+    """Raise ValueError unless the services are all parts of one run's, each once."""
+    first, parts = services[0].description, [each.description.part for each in services]
+    for each in services:
+        for field in ("run", "dataset"):
+            if (theirs := getattr(each.description, field)) != getattr(first, field):
+                raise ValueError(
+                    f"{field} of the replay service at {each.connection.address} is {theirs}; "
+                    f"allowed: {getattr(first, field)}, as of the one at {services[0].connection.address}"
+                )
+    needed = [str(Part(index=i, total=len(services))) for i in range(len(services))]
+    if sorted(parts) != sorted(needed):
+        raise ValueError(f"replay names the parts {', '.join(parts)}; allowed: {', '.join(needed)}, each once")
+
+
+def replay_of(
+    services: Sequence[FoundService], *, batch_size: int, threads: int, seed: int
+) -> RemoteReplay | SeveralReplays:
+    """Raises ValueError when a service gives no batches so large."""
+    if len(services) == 1:
+        return services[0].replay(batch_size=batch_size, threads=threads)
+    members = [service.replay(batch_size=batch_size, threads=1) for service in services]
+    decoder = BatchDecoder(services[0].description.terms, threads)
+    return SeveralReplays(members, decoder, generator=np.random.default_rng(seed))
+
+
+def find_services(
+    flags: ServiceFlags, stop: StopRequest, status: StatusLine, max_minutes: float | None = None
+) -> list[FoundService]:
+    """Wait for all services; none when the job was stopped, or its time was up, before they were there.
+
+    Raises:
+        ValueError: they are not the parts of one run's, or what answers is no replay service of ours.
+    """
+    found = []
+    for address in flags.replay:
+        service = find_service(address, flags.security(), stop, status, max_minutes)
+        if service is None:
+            return []
+        found.append(service)
+    refuse_parts(found)
+    return found
 
 
 def find_service(

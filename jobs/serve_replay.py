@@ -22,6 +22,7 @@ from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
 from pipeline.flight import LOOPBACK, SCHEME, TLS_SCHEME, serve
 from pipeline.limiter import LimiterConfig
+from pipeline.parts import WHOLE, Part
 from pipeline.progress import ProgressWriter
 from pipeline.replay import ReplayConfig
 from pipeline.replay_security import ServerSecurity, is_loopback, read_file, read_token
@@ -42,6 +43,7 @@ class ServeFlags:
         port: TCP port; 0 takes any free one and says which.
         token_file: file with the token that clients must bring; default: ``R2D2_REPLAY_TOKEN`` of the environment.
         tls_cert, tls_key: PEM files; with them the service is a ``grpc+tls://`` one.
+        part: ``I/N``: serve only the collectors whose id modulo N is I; N services, one ``--run-name``, serve them all.
         run_name: of the service; its learner publishes parameters under ``runs/<name>`` of the dataset.
         run_dir: folder of snapshots; default ``runs/<run name>`` in the current folder.
         resume: continue the service named by ``--run-name`` or ``--run-dir``, else the newest of this dataset.
@@ -57,6 +59,7 @@ class ServeFlags:
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    part: str = str(WHOLE)
     run_name: str | None = None
     run_dir: Path | None = None
     resume: bool = False
@@ -69,6 +72,8 @@ class ServeFlags:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port is {self.port}; allowed: 0 to {2**16 - 1}")
+        if Part.parse(self.part) != WHOLE and self.run_name is None:
+            raise ValueError("run_name is None; allowed: with --part, the name that all parts share")
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; allowed: 2 or more")
         if self.seed < 0:
@@ -103,6 +108,8 @@ class ServeReplayFlags:
 
     def __post_init__(self) -> None:
         self.limiter.refuse_capacity(self.replay.capacity)
+        if self.mixing.mix and Part.parse(self.serve.part) != WHOLE:
+            raise ValueError("mix is set; allowed: without --part")
 
     @classmethod
     def defaults(cls, preset: Preset, terms: DatasetTerms | None) -> "ServeReplayFlags":
@@ -142,20 +149,23 @@ class Serving:
 
     def __init__(self, flags: ServeReplayFlags, terms: DatasetTerms, status: StatusLine) -> None:
         serve_flags, store = flags.serve, flags.source.store()
-        security = serve_flags.security()
+        security, part = serve_flags.security(), Part.parse(serve_flags.part)
+        run_dir = serve_flags.run_dir
+        if part != WHOLE and run_dir is None:
+            run_dir = Path("runs") / f"{serve_flags.run_name}-part-{part.index}"
         if serve_flags.resume:
-            self._folder = find_run_to_resume(serve_flags.run_dir, serve_flags.run_name, store.uri, JOB)
+            self._folder = find_run_to_resume(run_dir, serve_flags.run_name, store.uri, JOB)
             name = self._folder.record["run"]
         else:
             drawn_name = f"replay-{store.name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             name = serve_flags.run_name or drawn_name
-            self._folder = RunFolder(serve_flags.run_dir or Path("runs") / name)
+            self._folder = RunFolder(run_dir or Path("runs") / name)
             self._folder.refuse_used()
         self._replay = make_replay(
-            store, terms, flags.replay, flags.limiter, shares=flags.mixing.shares(), seed=serve_flags.seed
+            store, terms, flags.replay, flags.limiter, shares=flags.mixing.shares(), seed=serve_flags.seed, part=part
         )
         self._service = ReplayService(
-            self._replay, terms, run=name, dataset=store.uri, largest_batch=flags.limiter.batch_size
+            self._replay, terms, run=name, dataset=store.uri, largest_batch=flags.limiter.batch_size, part=part
         )
         self._snapshots = self._folder.checkpoints(serve_flags.keep)
         self._snapshot_seconds = serve_flags.snapshot_seconds
@@ -165,9 +175,10 @@ class Serving:
         self._server: Any = serve(self._service, serve_flags.host, serve_flags.port, security)
         self.run, self.port = name, int(self._server.port)
         self._folder.write({"run": name, "dataset": store.uri, "job": JOB})
-        self._progress = ProgressWriter(store, name, self._service.progress)
+        self._progress = ProgressWriter(store, name, self._service.progress, part=part)
         address = f"{TLS_SCHEME if security.tls else SCHEME}://{serve_flags.host}:{self.port}"
-        status.say(f"serve: {terms.env.env_id} from {store.uri} as run {name} at {address}")
+        which = "" if part == WHOLE else f", part {part}"
+        status.say(f"serve: {terms.env.env_id} from {store.uri} as run {name}{which} at {address}")
 
     def serve(self, stop: StopRequest, status: StatusLine, deadline: float | None) -> None:
         """Follow the dataset and keep snapshots until stopped; the port's own threads serve meanwhile."""

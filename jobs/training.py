@@ -18,6 +18,7 @@ from pipeline.progress import ProgressWriter
 from pipeline.replay import Replay
 from pipeline.replay_client import RemoteReplay
 from pipeline.retention import Retention
+from pipeline.several_replays import SeveralReplays
 from r2d2.health import never_copied
 from r2d2.learner import Learner, LearnerOutput
 from r2d2.serialize import tensors_from_bytes, tensors_to_bytes
@@ -62,7 +63,7 @@ class Training:
         self,
         *,
         learner: Learner,
-        replay: Replay | MixedReplay | RemoteReplay,
+        replay: Replay | MixedReplay | RemoteReplay | SeveralReplays,
         prefetcher: Prefetcher,
         progress: ProgressWriter | None,
         publisher: ParamsPublisher | None,

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipeline.dataset import TERMS_NAME, ShardName, unknown_files
 from pipeline.held_out import held_out_rows
+from pipeline.parts import WHOLE, Part
 from pipeline.priority_table import REMOVED, PriorityTable
 from pipeline.shard_cache import ShardCache
 from pipeline.shard_index import Arrival, ShardIndex
@@ -46,10 +47,11 @@ class Holdings:
         sampler: str,
         max_open_shards: int | None,
         held_out: float = 0.0,
+        part: Part = WHOLE,
     ) -> None:
         self._store, self._held_out = store, held_out
         self._kept_apart: dict[ShardName, np.ndarray] = {}
-        self.index = ShardIndex(store, capacity)
+        self.index = ShardIndex(store, capacity, part)
         self.table = PriorityTable(capacity, alpha, sampler)
         self.cache = ShardCache(store, terms, max_open_shards)
         self.is_indexed = False

@@ -199,6 +199,15 @@ class MixedReplay(DecodingReplay[MixedDraw]):
     def waits_for(self) -> str:
         return self._waits_for
 
+    @property
+    def total_priority(self) -> float:
+        """The main replay's."""
+        return self._members[0].total_priority
+
+    @property
+    def drawable(self) -> int:
+        return sum(member.drawable for member in self._members)
+
     def update_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> UpdateCounts:
         """See ``Replay.update_priorities``: each id finds its member."""
         ids, priorities = np.asarray(ids, np.int64), np.asarray(priorities, np.float64)

@@ -41,6 +41,11 @@ class PriorityTable:
         """The largest priority that is held; 1 when none is (design.md)."""
         return float(self._priority.max()) if self.drawable else 1.0
 
+    @property
+    def total(self) -> float:
+        """The sum of p^alpha over all that can be drawn; their number when draws are uniform."""
+        return self._sampler.total
+
     def values(self, ids: np.ndarray) -> np.ndarray:
         """Priorities of held ids, float64; ``REMOVED`` for those taken out."""
         return self._priority[ids % self._capacity]

@@ -7,12 +7,14 @@ Nobody compares clocks: a run is live when a watcher sees its beat change.
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
+from pipeline.parts import WHOLE, Part, number_of
 from pipeline.store import Store, StoreAway
 
 PUBLISH_SECONDS = 1.0  # At least every 2 s by design: half of it leaves room for a slow disk.
@@ -21,12 +23,18 @@ CHANGE_SECONDS = 0.2  # A changed allowance is published as soon as the last rec
 LIVE_SECONDS = 5.0
 SILENT_SECONDS = 30.0
 WHEN_SILENT = ("wait", "collect")
+_RECORD = r"progress(-\d+)?\.json"
 
 _log = logging.getLogger(__name__)
 
 
-def progress_name(run: str) -> str:
-    return f"runs/{run}/progress.json"
+def progress_name(run: str, part: Part = WHOLE) -> str:
+    return f"runs/{run}/progress.json" if part == WHOLE else f"runs/{run}/progress-{part.index}.json"
+
+
+def progress_names(store: Store, run: str) -> list[str]:
+    """The records there are of a run: one, or one of each part."""
+    return [f"runs/{run}/{name}" for name in store.files(f"runs/{run}") if re.fullmatch(_RECORD, name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,7 @@ class Progress:
         samples, updates: drawn sequences and learner updates so far.
         beat: grows with each record.
         closed: the owner has stopped cleanly.
+        part: ``I/N``: of the collectors it speaks of.
     """
 
     sequences_seen: int
@@ -51,6 +60,7 @@ class Progress:
     updates: int
     beat: int = 0
     closed: bool = False
+    part: str = str(WHOLE)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -66,6 +76,7 @@ class Progress:
             counts += [] if record.sequences_allowed is None else [record.sequences_allowed]
             if not all(type(count) is int for count in counts):
                 raise ValueError("a count is no whole number")
+            Part.parse(record.part)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not a progress record: {error}") from error
         return record
@@ -86,9 +97,10 @@ class ProgressWriter:
         store: Store,
         run: str,
         source: Callable[[], Progress],
+        part: Part = WHOLE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._name, self._source, self._clock = store, progress_name(run), source, clock
+        self._store, self._name, self._source, self._clock = store, progress_name(run, part), source, clock
         self._beat = self._last_beat()
         self._published_at = -float("inf")
         self._allowed: int | None = None
@@ -193,6 +205,7 @@ class RunFollower:
     run is followed at once; of several, only watching for 5 s tells which are live.
 
     Args:
+        collector: whose record is read where several services share the dataset.
         when_silent: what to do when a run that has not closed has been silent for 30 s: ``wait`` at its last allowance,
             or ``collect`` without limit.
         clock: seconds, monotonic; another machine's clock is never compared with it.
@@ -207,12 +220,14 @@ class RunFollower:
         store: Store,
         follow: str | None = None,
         *,
+        collector: str = "0",
         when_silent: str = "wait",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if when_silent not in WHEN_SILENT:
             raise ValueError(f"when_silent is {when_silent!r}; allowed: {', '.join(WHEN_SILENT)}")
         self._store, self._follow, self._when_silent, self._clock = store, follow, when_silent, clock
+        self._collector, self._records = collector, {}
         self._runs: dict[str, _Watched] = {}
         self._has_decided = False
         self.run: str | None = follow
@@ -269,6 +284,7 @@ class RunFollower:
         watched = self._runs.setdefault(name, _Watched(None, now))
         path = progress_name(name)
         try:
+            path = self._record_of(name)
             identity = self._store.identity(path)
             if identity is None or identity == watched.identity:
                 return
@@ -287,6 +303,19 @@ class RunFollower:
         if not is_first_look and (watched.record is None or record.beat != watched.record.beat):
             watched.has_changed, watched.changed_at = True, now
         watched.record = record
+
+    def _record_of(self, run: str) -> str:
+        """The name of the record that speaks of our collector."""
+        if run in self._records:
+            return self._records[run]
+        names = progress_names(self._store, run)
+        whole = progress_name(run)
+        if names and whole not in names:
+            total = Part.parse(Progress.from_bytes(self._store.get(names[0])).part).total
+            self._records[run] = progress_name(run, Part(index=number_of(self._collector) % total, total=total))
+        elif names:
+            self._records[run] = whole
+        return self._records.get(run, whole)
 
     def _choose(self, now: float) -> None:
         runs = self._runs

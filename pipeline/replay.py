@@ -23,6 +23,7 @@ from pipeline.decode import BatchDecoder, RowHolder
 from pipeline.drawing import DecodingReplay
 from pipeline.holdings import UNUSABLE, Holdings
 from pipeline.limiter import LimiterConfig, RateLimiter
+from pipeline.parts import WHOLE, Part
 from pipeline.priority_table import SAMPLERS, UpdateCounts
 from pipeline.progress import Progress
 from pipeline.shard_index import Place
@@ -100,6 +101,7 @@ class Replay(DecodingReplay[Drawn]):
         terms: the dataset's; shards of other terms are refused.
         generator: decides all draws; a ``PCG64`` one (``np.random.default_rng(seed)``) for a JSON-able state.
         threads: how many decode a batch.
+        part: of the dataset's collectors that are followed.
         clock: seconds, monotonic; for waits only.
     """
 
@@ -112,6 +114,7 @@ class Replay(DecodingReplay[Drawn]):
         *,
         generator: np.random.Generator,
         threads: int = 1,
+        part: Part = WHOLE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limiter.refuse_capacity(config.capacity)
@@ -123,7 +126,9 @@ class Replay(DecodingReplay[Drawn]):
             sampler=config.sampler,
             max_open_shards=config.max_open_shards,
             held_out=config.held_out,
+            part=part,
         )
+        self._part = part
         self._limiter = RateLimiter(limiter)
         self._generator, self._clock = generator, clock
         self._decoder = BatchDecoder(terms, threads)
@@ -231,6 +236,12 @@ class Replay(DecodingReplay[Drawn]):
     def drawable(self) -> int:
         """Sequences that can be drawn now."""
         return self._held.table.drawable
+
+    @property
+    def total_priority(self) -> float:
+        """See ``PriorityTable.total``."""
+        with self._lock:
+            return self._held.table.total
 
     def would_wait_for(self, batch_size: int) -> str:
         """What a draw would wait for now; empty when it would not."""
@@ -361,6 +372,7 @@ class Replay(DecodingReplay[Drawn]):
                 sequences_allowed=None if allowed is None else allowed + sequences_seen - self._limiter.inserted,
                 samples=self._limiter.samples,
                 updates=updates,
+                part=str(self._part),
             )
 
     def metrics(self) -> dict[str, float]:
@@ -369,6 +381,8 @@ class Replay(DecodingReplay[Drawn]):
             waiting = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             return {
                 "size": len(self._held.index),
+                "drawable": self._held.table.drawable,
+                "total_priority": self._held.table.total,
                 "inserted": self._limiter.inserted,
                 "samples": self._limiter.samples,
                 "samples_per_insert": self._limiter.samples_per_insert,

@@ -57,10 +57,14 @@ class RemoteReplay(DecodingReplay[Received]):
     Args:
         description: what the service said of itself; it must stay true.
         threads: how many decode a batch.
+
+    Attributes:
+        total_priority, drawable: the service's, as of its last answer.
     """
 
     def __init__(self, connection: ServiceConnection, description: Description, *, threads: int = 1) -> None:
         self._connection, self._description = connection, description
+        self.total_priority, self.drawable = 0.0, 0
         self._decoder = BatchDecoder(description.terms, threads)
         self._client = secrets.token_hex(8)
         self._incarnations = [description.incarnation]
@@ -71,6 +75,10 @@ class RemoteReplay(DecodingReplay[Received]):
         self._metrics: dict[str, float] = {}
         self._dropped = 0
         self._is_closed = False
+
+    @property
+    def connection(self) -> ServiceConnection:
+        return self._connection
 
     def close(self) -> None:
         """End the threads and tell the service, if it is there. Closing twice is fine."""
@@ -89,6 +97,8 @@ class RemoteReplay(DecodingReplay[Received]):
         answer = self._ask("heartbeat", FromClient(client=self._client, consumed=self._consumed))
         if answer is not None:
             self._metrics = json.loads(answer)["metrics"]
+            self.total_priority = float(self._metrics["total_priority"])
+            self.drawable = int(self._metrics["drawable"])
 
     def draw(self, batch_size: int) -> Received | None:
         """The next batch as it came; None also while the service is away.
@@ -178,6 +188,7 @@ class RemoteReplay(DecodingReplay[Received]):
         )
         wire = unpack_batch(self._connection.get(request.to_bytes()))
         self._meet(wire.header["incarnation"])
+        self.total_priority, self.drawable = float(wire.header["total_priority"]), int(wire.header["drawable"])
         return wire
 
     def _received(self, wire: WireBatch, number: int) -> Received:
@@ -205,7 +216,7 @@ class RemoteReplay(DecodingReplay[Received]):
             description = describe(self._connection)
             if description is None or description.incarnation != incarnation:
                 raise ServiceLost(self._connection.address)
-            for field in ("run", "dataset"):
+            for field in ("run", "dataset", "part"):
                 ours, theirs = getattr(self._description, field), getattr(description, field)
                 if ours != theirs:
                     raise ValueError(f"{field} of the replay service is {theirs}; allowed: {ours}, as it was before")

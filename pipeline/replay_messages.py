@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from pipeline.codec import EncodedRow
 from pipeline.drawing import DrawnBatch
+from pipeline.parts import WHOLE
 from schemas.terms import DatasetTerms
 
-PROTOCOL = 1
+PROTOCOL = 2
 LARGEST_REQUEST_BYTES = 1 << 20
 LONGEST_NAME = 100
 
@@ -107,6 +108,7 @@ class Description:
         run: under which it publishes its progress, and its learner its parameters.
         dataset: where it is, as the service sees it.
         largest_batch: sequences.
+        part: ``I/N``: which of the dataset's collectors it follows.
     """
 
     incarnation: str
@@ -114,6 +116,7 @@ class Description:
     dataset: str
     largest_batch: int
     terms: DatasetTerms
+    part: str = str(WHOLE)
     protocol: int = PROTOCOL
 
     def to_bytes(self) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.drawing import DrawnBatch, ServedReplay
+from pipeline.parts import WHOLE, Part
 from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
 from pipeline.replay_messages import Description, DrawRequest, FromClient, UpdateRequest, pack_batch
@@ -46,11 +47,17 @@ class ReplayService:
         run: str,
         dataset: str,
         largest_batch: int,
+        part: Part = WHOLE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replay, self._clock = replay, clock
         self.description = Description(
-            incarnation=secrets.token_hex(8), run=run, dataset=dataset, largest_batch=largest_batch, terms=terms
+            incarnation=secrets.token_hex(8),
+            run=run,
+            dataset=dataset,
+            largest_batch=largest_batch,
+            terms=terms,
+            part=str(part),
         )
         self._sessions: dict[str, _Session] = {}
         self._lock, self._draw_lock = threading.Lock(), threading.Lock()
@@ -107,7 +114,11 @@ class ReplayService:
             return drawn
 
     def _packed(self, drawn: DrawnBatch | None) -> pa.RecordBatch:
-        header: dict[str, Any] = {"incarnation": self.description.incarnation}
+        header: dict[str, Any] = {
+            "incarnation": self.description.incarnation,
+            "total_priority": self.replay.total_priority,
+            "drawable": self.replay.drawable,
+        }
         if drawn is None:
             header["waits_for"] = self.replay.waits_for() or "its turn: other learners have waited longer"
         else:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.dataset import ShardName, list_collectors, shards_after
-from pipeline.progress import Progress, progress_name
+from pipeline.parts import Part
+from pipeline.progress import Progress, progress_names
 from pipeline.store import Store, StoreAway
 
 ENFORCE_SECONDS = 30.0
@@ -101,17 +102,19 @@ class Retention:
     def _held_by_nobody(self) -> Callable[[ShardName], bool]:
         owners = []
         for run in self._store.folders("runs"):
-            try:
-                record = Progress.from_bytes(self._store.get(progress_name(run)))
-            except FileNotFoundError:
-                continue
-            except ValueError:  # Nobody knows what this run holds.
-                return lambda name: False
-            if not record.closed:
-                owners.append(record)
+            for path in progress_names(self._store, run):
+                try:
+                    record = Progress.from_bytes(self._store.get(path))
+                except FileNotFoundError:
+                    continue
+                except ValueError:  # Nobody knows what this run holds.
+                    return lambda name: False
+                if not record.closed:
+                    owners.append((record, Part.parse(record.part)))
 
         def is_free(name: ShardName) -> bool:
             # A collector that a record does not name is one whose shards that run has not looked at yet.
-            return all(name.number < record.oldest.get(name.collector, 0) for record in owners)
+            speak = [record for record, part in owners if part.owns(name.collector)]
+            return all(name.number < record.oldest.get(name.collector, 0) for record in speak)
 
         return is_free

@@ -21,6 +21,11 @@ class Draw(NamedTuple):
 class Sampler(Protocol):
     """What a replay needs of a sampler. Not thread-safe."""
 
+    @property
+    def total(self) -> float:
+        """Of all weights, as far as they matter to ``draw``."""
+        ...
+
     def set(self, ids: np.ndarray, weights: np.ndarray) -> None:
         """Give ``ids`` (int64, live or the next ones) their ``weights`` (float64); weight 0 is never drawn."""
         ...
@@ -41,6 +46,10 @@ class ProportionalSampler:
         self._ring = _Ring(capacity)
         self._tree = SumTree(capacity)
 
+    @property
+    def total(self) -> float:
+        return float(self._tree.total)
+
     def set(self, ids: np.ndarray, weights: np.ndarray) -> None:
         self._tree.set(self._ring.slots(ids), weights)
 
@@ -58,6 +67,10 @@ class UniformSampler:
         self._ring = _Ring(capacity)
         self._drawable = np.zeros(capacity, bool)
         self._slots: np.ndarray | None = None  # Those that are drawable, found when next needed.
+
+    @property
+    def total(self) -> float:
+        return float(self._drawable.sum())
 
     def set(self, ids: np.ndarray, weights: np.ndarray) -> None:
         slots, drawable = self._ring.slots(ids), weights > 0

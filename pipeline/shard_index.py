@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.dataset import ShardName, list_collectors, shards_after
+from pipeline.parts import WHOLE, Part
 from pipeline.shard_reader import Shard, ShardError
 from pipeline.store import Store
 
@@ -69,12 +70,12 @@ class ShardIndex:
     thread at a time.
     """
 
-    def __init__(self, store: Store, capacity: int) -> None:
+    def __init__(self, store: Store, capacity: int, part: Part = WHOLE) -> None:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; allowed: 1 or more")
         self.capacity = capacity
         self.next_id = 0
-        self._store = store
+        self._store, self._part = store, part
         self._shards: list[ShardName] = []
         self._first_ids: list[int] = []
         self._first_sequences: list[int] = []
@@ -96,7 +97,7 @@ class ShardIndex:
         Shards of one collector keep the order of their numbers; those of several are merged by the time they were
         written. Only listings are read, and those of quiet collectors not every time.
         """
-        new = {name: _Collector() for name in list_collectors(self._store) if name not in self._collectors}
+        new = {name: _Collector() for name in self._listed_collectors() if name not in self._collectors}
         self._collectors = self._collectors | new  # A new object: other threads may be walking through the old one.
         listed = {name: self._new_shards_of(name) for name in self._collectors_to_list()}
         for name, shards in listed.items():
@@ -224,6 +225,9 @@ class ShardIndex:
         """Before the first ``look``: remember what a snapshot had seen. Ids and rows come anew from the dataset."""
         for name, (last_number, published) in state.items():
             self._collectors[name] = _Collector(known_number=last_number, published=published)
+
+    def _listed_collectors(self) -> list[str]:
+        return [name for name in list_collectors(self._store) if self._part.owns(name)]
 
     def _collectors_to_list(self) -> list[str]:
         active = [name for name, each in self._collectors.items() if each.quiet_polls < ACTIVE_POLLS]

@@ -43,19 +43,6 @@ def test_an_actor_killed_takes_its_place_on_the_ladder_again_and_a_stop_flushes_
     assert (report.collectors, report.duplicates, report.faults, report.bad_files) == (3, 0, [], [])
     total = int(re.findall(r"stopped \(SIGINT\): ([\d,]+) env steps", job.said)[-1].replace(",", ""))
     assert total > 0
-    epsilons = epsilons_of(store)
-    assert len(set(epsilons.values())) == 2  # The third has the rungs of the one that died.
-
-
-def epsilons_of(store: LocalStore) -> dict[str, tuple[float, ...]]:
-    from pipeline.dataset import read_terms
-    from pipeline.scan import open_listed
-
-    rungs: dict[str, set[float]] = {}
-    for name in all_shards(store):
-        columns = open_listed(store, read_terms(store), name).columns
-        rungs.setdefault(name.collector, set()).update(round(float(value), 6) for value in columns["epsilon"])
-    return {name: tuple(sorted(values)) for name, values in rungs.items()}
 
 
 def test_a_node_of_a_two_node_cluster_is_killed_and_collecting_goes_on_on_the_other(tmp_path, start, monkeypatch):

@@ -108,7 +108,7 @@ def make_replay(store: LocalStore, **settings: Any) -> Replay:
     limiter = {"batch_size": 16, "min_sequences": 1, "samples_per_insert": None}
     limiter |= {name: settings.pop(name) for name in (*limiter, "band") if name in settings}
     generator = np.random.default_rng(settings.pop("seed", 0))
-    others = {name: settings.pop(name) for name in ("terms", "threads", "clock") if name in settings}
+    others = {name: settings.pop(name) for name in ("terms", "threads", "clock", "part") if name in settings}
     return Replay(
         store,
         others.pop("terms", TERMS),

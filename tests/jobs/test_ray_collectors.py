@@ -1,0 +1,60 @@
+"""Several collectors seen as one: their places on the ladder, their seeds, their sums. (Real Ray: tests/cluster.)"""
+
+import pytest
+
+from jobs.collect import CollectFlags, main
+from jobs.command_line import parse
+from jobs.presets import laptop
+from jobs.ray_collectors import CollectorActor, actor_argv
+from tests.processes import until
+
+
+def flags_of(place: int, incarnation: int, argv=()):
+    own = actor_argv(argv, place, incarnation, envs=4, collectors=3, seed=100)
+    return parse(CollectFlags, own, CollectFlags.defaults(laptop(), None), "collect.py").act
+
+
+def test_collectors_stand_side_by_side_on_one_ladder_and_a_new_one_stands_where_the_dead_one_did():
+    assert [flags_of(place, 0).ladder for place in range(3)] == ["0:12", "4:12", "8:12"]
+    assert flags_of(1, 5).ladder == flags_of(1, 0).ladder
+
+
+def test_no_lane_of_any_incarnation_repeats_the_seed_of_another():
+    seeds = [
+        flags_of(place, incarnation).seed + lane for place in range(3) for incarnation in range(4) for lane in range(4)
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_an_actors_own_flags_win_over_those_of_the_command_line():
+    act = flags_of(2, 0, ["--collectors", "3", "--seed", "100", "--ray-address", "auto"])
+    assert (act.collectors, act.seed) == (1, 108)
+
+
+def test_a_collector_that_is_refused_says_why():
+    actor = CollectorActor(lambda argv, stop, status, tracker: main(["--envs", "0"]), [])
+    until(lambda: actor.look()["outcome"] is not None, seconds=30, what="the refusal")
+    code, reason = actor.look()["outcome"]
+    assert code is None
+    assert "envs is 0; allowed: above 0" in reason
+
+
+def test_a_collector_is_told_to_stop_and_its_words_and_metrics_are_handed_over_once():
+    def collect(argv, stop, status, tracker) -> int:
+        status.say("begun")
+        status.show("nothing", env_steps=7)
+        tracker.metrics({"collect/episode_return": 1.0}, 7)
+        stop.wait(30)
+        return 0
+
+    actor = CollectorActor(collect, [])
+    until(lambda: actor.look()["values"] == {"env_steps": 7}, seconds=30, what="the first look")
+    actor.stop()
+    until(lambda: actor.look()["outcome"] == (0, ""), seconds=30, what="the end")
+    assert actor.look()["said"] == actor.look()["metrics"] == []
+
+
+def test_a_ladder_of_ones_own_is_refused_beside_several_collectors(capsys):
+    with pytest.raises(SystemExit):
+        main(["--collectors", "2", "--ladder", "0:4"])
+    assert "ladder is '0:4'; allowed: without --collectors" in capsys.readouterr().err

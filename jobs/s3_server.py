@@ -17,10 +17,10 @@ START_SECONDS = 60.0
 class S3Server:
     """Buckets are the folders of ``folder``; there is one, ``bucket``. ``environment`` is what clients need."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self._folder, self._host = folder, host
         (folder / "bucket").mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server((host, 0)) as free:
             self.port = free.getsockname()[1]
         self._process: subprocess.Popen | None = None
         self.start()
@@ -28,7 +28,7 @@ class S3Server:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ENDPOINT_URL": f"http://{self._host}:{self.port}",
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
@@ -37,11 +37,11 @@ class S3Server:
     def start(self) -> None:
         """Returns when it answers."""
         command = [str(rclone()), "serve", "s3", "--auth-key", f"{ACCESS},{SECRET}"]
-        command += ["--addr", f"127.0.0.1:{self.port}", "--config", os.devnull, str(self._folder)]
+        command += ["--addr", f"{self._host}:{self.port}", "--config", os.devnull, str(self._folder)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            with contextlib.suppress(OSError), socket.create_connection((self._host, self.port), timeout=1):
                 return
             assert self._process.poll() is None, "rclone serve s3 has ended"
             assert time.monotonic() < deadline, "rclone serve s3 does not answer"
@@ -63,8 +63,8 @@ def rclone() -> Path:
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    server = S3Server(folder)
+def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Server]:
+    server = S3Server(folder, host)
     try:
         yield server
     finally:

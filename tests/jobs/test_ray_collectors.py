@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.collect import CollectFlags, main
+from jobs.collect import CollectFlags, collect, main
 from jobs.command_line import parse
 from jobs.presets import laptop
 from jobs.ray_collectors import CollectorActor, actor_argv
@@ -32,7 +32,7 @@ def test_an_actors_own_flags_win_over_those_of_the_command_line():
 
 
 def test_a_collector_that_is_refused_says_why():
-    actor = CollectorActor(lambda argv, stop, status, tracker: main(["--envs", "0"]), [])
+    actor = CollectorActor(collect, ["--envs", "0"])
     until(lambda: actor.look()["outcome"] is not None, seconds=30, what="the refusal")
     code, reason = actor.look()["outcome"]
     assert code is None
@@ -40,14 +40,14 @@ def test_a_collector_that_is_refused_says_why():
 
 
 def test_a_collector_is_told_to_stop_and_its_words_and_metrics_are_handed_over_once():
-    def collect(argv, stop, status, tracker) -> int:
+    def job(argv, stop, status, tracker) -> int:
         status.say("begun")
         status.show("nothing", env_steps=7)
         tracker.metrics({"collect/episode_return": 1.0}, 7)
         stop.wait(30)
         return 0
 
-    actor = CollectorActor(collect, [])
+    actor = CollectorActor(job, [])
     until(lambda: actor.look()["values"] == {"env_steps": 7}, seconds=30, what="the first look")
     actor.stop()
     until(lambda: actor.look()["outcome"] == (0, ""), seconds=30, what="the end")

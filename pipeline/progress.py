@@ -63,7 +63,10 @@ class Progress:
     part: str = str(WHOLE)
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
+        values = asdict(self)
+        if self.part == str(WHOLE):
+            del values["part"]
+        return json.dumps(values).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Progress":
@@ -97,8 +100,9 @@ class ProgressWriter:
         store: Store,
         run: str,
         source: Callable[[], Progress],
-        part: Part = WHOLE,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        part: Part = WHOLE,
     ) -> None:
         self._store, self._name, self._source, self._clock = store, progress_name(run, part), source, clock
         self._beat = self._last_beat()

@@ -16,7 +16,8 @@ from pathlib import Path
 from jobs.command_line import parse, refusing
 from jobs.doctor import show
 from jobs.parameters import read_parameters
-from pipeline.mlflow_client import download_model, find_run, list_artifacts
+from pipeline.mlflow_client import find_run, list_artifacts
+from pipeline.mlflow_models import download_model
 from pipeline.store import LocalStore, Store
 from pipeline.verify import verify_dataset
 

@@ -9,7 +9,8 @@ from jobs.command_line import peek
 from jobs.models import environment_of
 from jobs.parameters import read_parameters
 from jobs.run_folder import RunFolder
-from pipeline.mlflow_client import Run, download_model, find_run
+from pipeline.mlflow_client import Run, find_run
+from pipeline.mlflow_models import download_model
 from pipeline.tracking import NONE
 from r2d2.serialize import Parameters
 from schemas.specs import EnvSpec

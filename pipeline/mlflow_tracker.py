@@ -7,7 +7,6 @@ Imports mlflow only when a tracker is made.
 import json
 import math
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.charts import draw
-from pipeline.mlflow_client import connect, log_model, metric_histories, system_monitors
+from pipeline.mlflow_client import connect, system_monitors
+from pipeline.mlflow_records import draw_charts, is_hopeless, send_record
 from pipeline.model_folder import ModelFolder
 from pipeline.tracking import CLOSE_SECONDS, STOPPED_SECONDS, MetricNames, TrackingConfig, flatten
 
@@ -27,11 +26,10 @@ SYSTEM_SECONDS = 10.0
 FIRST_CHART_SECONDS, MOST_CHART_SECONDS = 20.0, 300.0  # Between charts: twice as long each time.
 SAY_SECONDS = 5.0
 LAST_LOOK_SECONDS = 0.5
-BATCH_METRICS, BATCH_PARAMS = 1000, 100  # MLflow's own limits for one call.
+BATCH_METRICS = 1000  # MLflow's own limit for one call.
 PARAM_CHARACTERS = 500  # MLflow cuts at 6,000 without a word; the whole configuration is an artifact anyway.
 NEVER_EQUAL = ("provenance.pid", "provenance.started_unix_seconds", "provenance.command")  # Noise in a comparison.
 MAX_QUEUED_METRICS = 200_000
-REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class MLflowTracker:
     ) -> int:
         """Deliver what is queued, end the run, and return how many metrics were lost (also said on stderr).
 
-        Waits for at most ``timeout_seconds``, saying every few seconds for what; once ``hurried``, for 6 s at most.
+        Waits for at most ``timeout_seconds``, saying every few seconds for what; once ``hurried``, for 5 s at most.
         """
         self._status = "FAILED" if failed else "FINISHED"
         started = said_at = time.monotonic()
@@ -248,16 +246,11 @@ class MLflowTracker:
             return
         self._charted_at = time.monotonic()
         self._chart_seconds = min(2 * self._chart_seconds, MOST_CHART_SECONDS)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                for chart in self._config.charts:
-                    path = Path(folder) / f"{chart.name}.png"
-                    histories = metric_histories(client, str(self._run_id), chart.metrics)
-                    if draw(chart, histories, path, self._config.run_name):
-                        client.log_artifact(self._run_id, str(path), "plots")
-            except Exception as error:  # A picture is worth no metric: the next one comes in a minute.
-                self.failures += 1
-                _say(f"tracking: charts are left out: {_one_line(error)}")
+        try:
+            draw_charts(client, str(self._run_id), self._config.charts, self._config.run_name)
+        except Exception as error:  # A picture is worth no metric: the next one comes soon.
+            self.failures += 1
+            _say(f"tracking: charts are left out: {_one_line(error)}")
 
     def _send_calls(self, client) -> None:
         while True:
@@ -266,37 +259,14 @@ class MLflowTracker:
             if call is None:
                 return
             try:
-                self._send_call(client, *call)
+                send_record(client, self._config.uri, str(self._run_id), *call)
             except Exception as error:
-                if not _is_hopeless(error):
+                if not is_hopeless(error):
                     raise
                 self.failures += 1  # Trying again would hold up everything behind it for ever.
                 _say(f"tracking: a record ({call[0]}) is left out: {_one_line(error)}")
             with self._lock:
                 self._calls.popleft()
-
-    def _send_call(self, client, kind: str, arguments: tuple) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
-
-        if kind == "text":
-            name, text = arguments
-            client.log_text(self._run_id, text, name)
-        elif kind == "artifact":
-            path, folder = arguments
-            client.log_artifact(self._run_id, path, folder or None)
-        elif kind == "model":
-            log_model(client, self._config.uri, str(self._run_id), *arguments)
-        elif kind == "dataset":
-            name, digest, source, context = arguments
-            dataset = Dataset(name=name, digest=digest, source_type="local", source=json.dumps({"uri": source}))
-            tagged = DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
-            client.log_inputs(self._run_id, datasets=[tagged])
-        elif kind == "params":
-            pairs = list(arguments[0].items())
-            for at in range(0, len(pairs), BATCH_PARAMS):
-                client.log_batch(self._run_id, params=[Param(*pair) for pair in pairs[at : at + BATCH_PARAMS]])
-        else:
-            client.log_batch(self._run_id, tags=[RunTag(*pair) for pair in arguments[0].items()])
 
     def _send_metrics(self, client) -> None:
         from mlflow.entities import Metric
@@ -310,11 +280,6 @@ class MLflowTracker:
             with self._lock:
                 for _ in batch:
                     self._metrics.popleft()
-
-
-def _is_hopeless(error: Exception) -> bool:
-    """Another attempt would fail as well: MLflow refuses what it was given, or a file has gone."""
-    return isinstance(error, FileNotFoundError | TypeError) or getattr(error, "error_code", "") in REFUSALS
 
 
 def _one_line(error: Exception) -> str:

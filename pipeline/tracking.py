@@ -16,7 +16,7 @@ from pipeline.model_folder import ModelFolder
 DEFAULT_URI = "sqlite:///mlflow.db"
 NONE = "none"
 CLOSE_SECONDS = 60.0
-STOPPED_SECONDS = 6.0  # A job stopped by a signal is to be gone within ten seconds.
+STOPPED_SECONDS = 5.0  # A job stopped by a signal is to be gone within ten seconds.
 
 
 class Tracker(Protocol):

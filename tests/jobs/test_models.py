@@ -11,7 +11,7 @@ import torch
 
 from jobs.models import environment_of, write_model
 from jobs.parameters import read_parameters
-from pipeline.mlflow_client import download_model
+from pipeline.mlflow_models import download_model
 from pipeline.mlflow_tracker import MLflowTracker
 from pipeline.tracking import TrackingConfig
 from r2d2 import build_policy

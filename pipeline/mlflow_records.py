@@ -1,4 +1,4 @@
-"""What a run is made of besides metrics, each as the calls that MLflow wants for it. Imports mlflow only when called."""
+"""What a run is made of besides metrics, each as the calls that MLflow wants for it; mlflow is imported when called."""
 
 import json
 import tempfile

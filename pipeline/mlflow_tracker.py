@@ -177,7 +177,6 @@ class MLflowTracker:
             try:
                 if client is None:
                     client = self._open_run()
-                self._monitor()
                 self._send_metrics(client)
                 if self._closing.is_set():
                     # First what is quick: a run may be added to when it has ended, and this thread may be cut short.
@@ -186,9 +185,12 @@ class MLflowTracker:
                     self._send_calls(client)
                     if not self._is_hurried:
                         self._draw_if_due(client)
+                        self._monitor_if_due()
+                        self._send_metrics(client)
                     return
                 self._send_calls(client)
                 self._draw_if_due(client)
+                self._monitor_if_due()
                 self._wake.wait(SEND_SECONDS)
             except Exception as error:  # Whatever MLflow raises must not reach the job.
                 self.failures += 1
@@ -216,8 +218,6 @@ class MLflowTracker:
             client.update_run(self._run_id, status="RUNNING")
             self._forget_what_was_told(client)
         self._run_known.set()
-        if self._config.system_metrics:
-            self._monitors = system_monitors()
         return client
 
     def _forget_what_was_told(self, client) -> None:
@@ -227,11 +227,12 @@ class MLflowTracker:
             self._told = {metric.key: metric.step for metric in told}
             self._metrics = deque(metric for metric in self._metrics if self._is_new(metric))
 
-    def _monitor(self) -> None:
+    def _monitor_if_due(self) -> None:
         """The machine's load, along the steps of the job's own metrics."""
         now = time.monotonic()
-        if not self._monitors or now - self._monitored_at < SYSTEM_SECONDS:
+        if not self._config.system_metrics or now - self._monitored_at < SYSTEM_SECONDS:
             return
+        self._monitors = self._monitors or system_monitors()
         self._monitored_at = now
         values: dict[str, float] = {}
         for monitor in self._monitors:

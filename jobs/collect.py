@@ -193,7 +193,7 @@ def collect_on_ray(argv: Sequence[str], stop: StopRequest, status: StatusLine) -
             code = collectors.run(stop, env_steps=act.env_steps, max_minutes=act.max_minutes)
             failed = False
         finally:
-            tracker.close(failed=failed, hurried=lambda: stop.by_signal)
+            tracker.close(failed=failed, gone_by=stop.gone_by)
             run = f"MLflow run {tracker.run_id()}"
             status.say(f"collect: stopped ({stop.reason or 'failed'}): {collectors.summary()}; {run}")
         return code

@@ -100,7 +100,7 @@ class CollectRun:
         self._report()
         with contextlib.suppress(OSError):  # The dataset may have gone; its digest is not worth failing for.
             self._tracker.tags(self._closing_tags())
-        self._tracker.close(failed=failed or bool(lost), hurried=lambda: stop.by_signal)
+        self._tracker.close(failed=failed or bool(lost), gone_by=stop.gone_by)
         self._link_run()
         return lost
 

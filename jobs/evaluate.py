@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         evaluated = evaluator.evaluate(source.parameters, stop.__bool__)
         evaluator.close()
     if evaluated is None:
-        tracker.close(failed=True, hurried=lambda: stop.by_signal)
+        tracker.close(failed=True, gone_by=stop.gone_by)
         print(f"evaluate: stopped ({stop.reason})")
         return 1
     version = source.parameters.version
@@ -140,7 +140,7 @@ def _log(flags: EvaluateFlags, evaluated: Evaluated, version: int, tracker: Trac
             (folder / f"{name}.csv").write_text(scores_csv(evaluated.played))
         if film := write_film(evaluated, folder / f"{name}.gif"):
             tracker.artifact(film, "videos")
-        tracker.close(hurried=lambda: stop.by_signal)
+        tracker.close(gone_by=stop.gone_by)
     if run_id := tracker.run_id():
         print(f"evaluate: logged to MLflow run {run_id}")
 
@@ -170,7 +170,7 @@ def _follow(flags: EvaluateFlags, stop: StopRequest) -> int:
                     status.say(log.log(parameters, evaluated))
         finally:
             evaluator.close()
-            log.close(hurried=lambda: stop.by_signal)
+            log.close(gone_by=stop.gone_by)
     print(
         f"evaluate: stopped ({stop.reason or 'failed'}): {log.played} versions; MLflow run {tracker.run_id()}",
         flush=True,

@@ -166,8 +166,8 @@ class FollowLog:
         self._film(evaluated, folder / "last.gif")
         return f"evaluate: update {version}: {one_line(evaluated.summary)}{', the best so far' if is_best else ''}"
 
-    def close(self, *, hurried: Callable[[], bool]) -> None:
-        self._tracker.close(hurried=hurried)
+    def close(self, *, gone_by: Callable[[], float]) -> None:
+        self._tracker.close(gone_by=gone_by)
         self._folder.cleanup()
 
     def _film(self, evaluated: Evaluated, path: Path) -> None:

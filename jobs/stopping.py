@@ -1,12 +1,15 @@
 """Ctrl-C and SIGTERM ask a job to finish; a second one ends it at once."""
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 
 FORCED_STATUS = 130
+GONE_SECONDS = 8.0  # Of the ten that a stopped job may take.
 
 
 class StopRequest:
@@ -21,6 +24,7 @@ class StopRequest:
         self._event = threading.Event()
         self.reason = ""
         self.by_signal = False
+        self._gone_by = math.inf
 
     def listen(self) -> "StopRequest":
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,6 +38,10 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self._event.is_set()
 
+    def gone_by(self) -> float:
+        """The monotonic time by which the last record should have left; infinite until a signal came."""
+        return self._gone_by
+
     def wait(self, seconds: float) -> bool:
         """Sleep at most ``seconds``; True as soon as a stop was asked for."""
         return self._event.wait(seconds)
@@ -42,5 +50,5 @@ class StopRequest:
         if self.by_signal:
             sys.stderr.write("stopping at once\n")
             os._exit(FORCED_STATUS)
-        self.by_signal = True
+        self.by_signal, self._gone_by = True, time.monotonic() + GONE_SECONDS
         self.ask(signal.Signals(number).name)

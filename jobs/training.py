@@ -134,7 +134,7 @@ class Training:
             written = all([self._publish(), self._save()])  # Either may fail; the other is written all the same.
         if self._progress:
             self._progress.close(clean=not failed)
-        self._report.close(failed=failed, hurried=lambda: stop.by_signal)
+        self._report.close(failed=failed, gone_by=stop.gone_by)
         self._replay.close()
         return written
 

@@ -116,7 +116,7 @@ class TrainingReport:
         self._tracker.text("checkpoints/newest.json", json.dumps(record, indent=1))
         self._tracker.tags({"checkpoint": record["path"]})
 
-    def close(self, *, failed: bool, hurried: Callable[[], bool]) -> None:
+    def close(self, *, failed: bool, gone_by: Callable[[], float]) -> None:
         """The last metrics and, unless the job failed, the network as a model; then the run ends."""
         self.report()
         self._judge()
@@ -124,7 +124,7 @@ class TrainingReport:
             self._tracker.tags(self._closing_tags())
         if not failed:
             self._log_model()
-        self._tracker.close(failed=failed, hurried=hurried)
+        self._tracker.close(failed=failed, gone_by=gone_by)
 
     def _judge(self) -> None:
         """How well the network does on the episodes kept apart, once for each number of updates."""

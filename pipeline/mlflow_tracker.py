@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.mlflow_client import connect, system_monitors
 from pipeline.mlflow_records import draw_charts, is_hopeless, send_record
 from pipeline.model_folder import ModelFolder
-from pipeline.tracking import CLOSE_SECONDS, STOPPED_SECONDS, MetricNames, TrackingConfig, flatten
+from pipeline.tracking import CLOSE_SECONDS, LEAST_CLOSE_SECONDS, MetricNames, TrackingConfig, flatten
 
 SEND_SECONDS = 2.0
 RETRY_SECONDS = 5.0
@@ -129,24 +129,25 @@ class MLflowTracker:
         *,
         failed: bool = False,
         timeout_seconds: float = CLOSE_SECONDS,
-        hurried: Callable[[], bool] = lambda: False,
+        gone_by: Callable[[], float] = lambda: math.inf,
     ) -> int:
         """Deliver what is queued, end the run, and return how many metrics were lost (also said on stderr).
 
-        Waits for at most ``timeout_seconds``, saying every few seconds for what; once ``hurried``, for 5 s at most.
+        Waits for at most ``timeout_seconds``, saying every few seconds for what. Once ``gone_by`` gives a (monotonic)
+        time, no longer than that, but two seconds in any case.
         """
         self._status = "FAILED" if failed else "FINISHED"
         started = said_at = time.monotonic()
-        self._is_hurried = hurried()
+        self._is_hurried = math.isfinite(gone_by())
         self._give_up_at = started + timeout_seconds
         self._closing.set()
         self._wake.set()
         while self._thread.is_alive() and time.monotonic() < self._give_up_at + LAST_LOOK_SECONDS:
             self._thread.join(0.1)
             now = time.monotonic()
-            if hurried():
+            if math.isfinite(gone_by()):
                 self._is_hurried = True
-                self._give_up_at = min(self._give_up_at, max(now, started + STOPPED_SECONDS))
+                self._give_up_at = min(self._give_up_at, max(gone_by(), started + LEAST_CLOSE_SECONDS))
             if now - said_at >= SAY_SECONDS:
                 said_at = now
                 _say(

@@ -3,6 +3,7 @@
 The calls leave from a thread of their own (``mlflow_tracker``), so that tracking never stops training.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pipeline.model_folder import ModelFolder
 DEFAULT_URI = "sqlite:///mlflow.db"
 NONE = "none"
 CLOSE_SECONDS = 60.0
-STOPPED_SECONDS = 5.0  # A job stopped by a signal is to be gone within ten seconds.
+LEAST_CLOSE_SECONDS = 2.0
 
 
 class Tracker(Protocol):
@@ -43,7 +44,7 @@ class Tracker(Protocol):
         *,
         failed: bool = False,
         timeout_seconds: float = CLOSE_SECONDS,
-        hurried: Callable[[], bool] = lambda: False,
+        gone_by: Callable[[], float] = lambda: math.inf,
     ) -> int: ...
 
 
@@ -119,7 +120,7 @@ class NullTracker:
         *,
         failed: bool = False,
         timeout_seconds: float = CLOSE_SECONDS,
-        hurried: Callable[[], bool] = lambda: False,
+        gone_by: Callable[[], float] = lambda: math.inf,
     ) -> int:
         return 0
 

@@ -1,6 +1,7 @@
 """Tracking against a real MLflow on sqlite: nothing raises into the job, nothing is altered silently."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -171,10 +172,10 @@ def test_what_can_never_be_delivered_holds_nothing_up(uri, tmp_path, capfd):
 
 def test_a_job_that_ended_by_itself_waits_and_says_so_until_somebody_wants_it_gone(monkeypatch, capfd):
     monkeypatch.setattr("pipeline.mlflow_tracker.SAY_SECONDS", 0.3)
-    monkeypatch.setattr("pipeline.mlflow_tracker.STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.mlflow_tracker.LEAST_CLOSE_SECONDS", 0.1)
     tracker = MLflowTracker(TrackingConfig(uri="http://127.0.0.1:9"))
     tracker.metrics({"a": 1.0}, 0)
     started = time.monotonic()
-    assert tracker.close(hurried=lambda: time.monotonic() - started > 0.8) == 1
+    assert tracker.close(gone_by=lambda: started + 1.0 if time.monotonic() - started > 0.8 else math.inf) == 1
     assert 0.9 < time.monotonic() - started < 5
     assert "tracking: waits for http://127.0.0.1:9 to take 1 metrics and 0 other records, 5" in capfd.readouterr().err

@@ -267,11 +267,11 @@ def test_following_plays_each_new_version_keeps_the_best_and_ends_with_the_run(
 
 
 def test_following_a_run_that_never_comes_says_what_it_waits_for_and_ends_in_time(cartpole, capfd):
-    arguments = ["--follow", "nobody", "--dataset", "nowhere", "--max-minutes", "0.06", "--tracking-uri", "none"]
+    arguments = ["--follow", "nobody", "--dataset", "nowhere", "--max-minutes", "0.04", "--tracking-uri", "none"]
     assert evaluate.main(arguments) == 0
     said = capfd.readouterr().out
     assert "waits for a dataset in" in said
-    assert "stopped (0.06 minutes), nothing was played" in said
+    assert "stopped (0.04 minutes), nothing was played" in said
 
 
 @pytest.mark.parametrize(

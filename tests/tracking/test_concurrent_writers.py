@@ -50,12 +50,12 @@ def write_together(uri: str, folder: Path, seconds: float) -> dict[int, dict]:
     return said
 
 
-def test_four_writers_for_two_seconds_on_sqlite(tmp_path, monkeypatch, mlflow_runs):
+def test_four_writers_for_a_second_on_sqlite(tmp_path, monkeypatch, mlflow_runs):
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     written: dict[int, dict] = {}
     threads = [
-        threading.Thread(target=lambda writer=writer: written.update({writer: write(uri, EXPERIMENT, writer, 2.0)}))
+        threading.Thread(target=lambda writer=writer: written.update({writer: write(uri, EXPERIMENT, writer, 1.0)}))
         for writer in range(WRITERS)
     ]
     for thread in threads:

@@ -62,13 +62,16 @@ def test_two_services_share_the_collectors_one_is_killed_and_comes_back(remote, 
     monkeypatch.setenv("R2D2_REPLAY_TOKEN", TOKEN)
     settings = ["--dataset", uri, "--run-name", "svc", "--batch-size", "8", "--min-sequences", "24"]
     settings += ["--samples-per-insert", "2", "--snapshot-seconds", "1"]
-    collectors = [start("collect.py", *ONE_SMALL_COLLECTOR, "--dataset", uri) for _ in range(4)]
+    collectors, store = [], open_store(uri)
+    while {int(name, 16) % 2 for name in store.folders("shards")} != {0, 1}:  # Their ids are drawn.
+        collectors.append(start("collect.py", *ONE_SMALL_COLLECTOR, "--dataset", uri))
+        number = len(collectors)
+        until(lambda number=number: len(store.folders("shards")) == number, seconds=120, what="a first shard")
     services = [start("serve_replay.py", *settings, "--part", f"{i}/2", "--port", "0") for i in range(2)]
     until(lambda: all("at grpc://" in each.said for each in services), seconds=180, what="the services to listen")
     addresses = [re.findall(r"at (grpc://\S+)", each.said)[0] for each in services]
     replays = [text for address in addresses for text in ("--replay", address)]
     learner = start("learn.py", *LEARN[:6], "--tracking-uri", "none", "--dataset", uri, *replays, "--run-name", "l")
-    store = open_store(uri)
 
     def samples(part: int) -> int:
         from pipeline.progress import Progress
@@ -77,16 +80,16 @@ def test_two_services_share_the_collectors_one_is_killed_and_comes_back(remote, 
             return Progress.from_bytes(store.get(f"runs/svc/progress-{part}.json")).samples
         return 0
 
-    owned = {int(name, 16) % 2 for name in store.folders("shards")}
-    until(lambda: all(samples(part) >= 40 for part in owned), seconds=180, what="draws")
-    if owned == {0, 1}:
-        services[1].process.kill()
-        until(lambda: f"{addresses[1]}: not there" in learner.said, seconds=60, what="the loss to be named")
-        before = samples(0)
-        until(lambda: samples(0) >= before + 24, seconds=120, what="the other to carry on")
-        port = addresses[1].rpartition(":")[2]
-        services[1] = start("serve_replay.py", *settings, "--part", "1/2", "--port", port, "--resume")
-        until(lambda: f"{addresses[1]} is back" in learner.said, seconds=120, what="the restarted one to be found")
+    until(lambda: samples(0) >= 40 and samples(1) >= 40, seconds=180, what="draws from both")
+    services[1].process.kill()
+    until(lambda: f"{addresses[1]}: not there" in learner.said, seconds=60, what="the loss to be named")
+    before = samples(0)
+    until(lambda: samples(0) >= before + 24, seconds=120, what="the other to carry on")
+    port = addresses[1].rpartition(":")[2]
+    services[1] = start("serve_replay.py", *settings, "--part", "1/2", "--port", port, "--resume")
+    until(lambda: f"{addresses[1]} is back" in learner.said, seconds=120, what="the restarted one to be found")
+    before = samples(1)
+    until(lambda: samples(1) > before, seconds=120, what="draws from it")
     for job in (learner, *services, *collectors):
         assert job.stop() == 0
     check_every_sequence_is_there_once(uri, collectors)

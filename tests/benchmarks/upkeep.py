@@ -24,7 +24,7 @@ MOST = 0.02
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=1.5)
     flags = parser.parse_args()
     seconds: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)

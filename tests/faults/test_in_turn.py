@@ -50,7 +50,6 @@ def goes_on(store, learner, updates=5):
     until(lambda: updates_of(store) >= before + updates, what=f"updates beyond {before}; it said {learner.said[-500:]}")
 
 
-@pytest.mark.timeout(240)  # Longer on a busy machine than when nothing else runs.
 def test_every_fault_in_turn_and_nothing_is_lost(tmp_path, small_disk, start):
     root = small_disk / "pong"
     store = LocalStore(root)

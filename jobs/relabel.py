@@ -15,7 +15,7 @@ import torch
 from jobs.command_line import Repeatable, dry_run, parse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import TrackingFlags, default_threads
-from jobs.parameters import read_parameters, refuse_misfit
+from jobs.parameters import KINDS, read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
 from pipeline.dataset import TERMS_NAME, agree_on_terms, link_run, list_collectors, read_terms
 from pipeline.episode_filter import Condition
@@ -84,6 +84,8 @@ def main(argv: Sequence[str]) -> int:
         for name in ("dataset", "out"):
             if not getattr(flags, name):
                 raise ValueError(f"{name} is not given; allowed: a folder")
+        if flags.params == Path():
+            raise ValueError(f"params is not given; allowed: {KINDS}")
         parameters = read_parameters(flags.params, "params")
         stores = [open_store(uri) for uri in flags.dataset]
         sources = list(zip(flags.dataset, map(_terms_of, flags.dataset, stores), strict=True))

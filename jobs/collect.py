@@ -48,7 +48,6 @@ from schemas.specs import CoreSpec
 from schemas.terms import DatasetTerms
 
 EVALUATION_SEED = 2**29
-LEFTOVER_SECONDS = 5.0  # Temporary files of killed writers; living ones hold a lock on theirs.
 POLICIES = ("recurrent", "table", "random")
 MAX_SEED = 2**29  # Lane i takes seed + i, and the emulator takes 31 bits.
 
@@ -311,7 +310,7 @@ def _evaluation(policy: ActingPolicy, environment: EnvironmentConfig, lanes: int
 def _open_dataset(store: Store, terms: DatasetTerms, collector_id: str, origin: dict) -> None:
     try:
         store.prepare()
-        store.clean_leftovers(LEFTOVER_SECONDS)
+        store.clean_leftovers()
         agree_on_terms(store, terms)
         write_provenance(store, collector_id, origin)
     except OSError as error:

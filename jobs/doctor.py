@@ -29,7 +29,6 @@ from pipeline.verify import DatasetReport, verify_dataset
 from schemas.shard import NO_LINEAGE
 
 FAULTS_SHOWN = 50
-LEFTOVER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         if terms is None:
             refuse(f"dataset is {flags.dataset!r}; allowed: a folder with a dataset.json")
         if flags.fix:
-            print(f"deleted {store.clean_leftovers(LEFTOVER_SECONDS)} leftovers of killed writers")
+            print(f"deleted {store.clean_leftovers()} leftovers of killed writers")
         if flags.brief:
             _print_rows(brief_rows(look_briefly(store, terms), terms))
             return 0

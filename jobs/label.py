@@ -29,7 +29,6 @@ from pipeline.tracking import TrackingConfig, make_tracker
 from schemas.terms import DatasetTerms
 
 WAIT_SECONDS = 0.5
-LEFTOVER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(flags.threads)
         parameters = read_parameters(flags.params, "params") if flags.params else None
         out = open_store(flags.out_uri, create=True)
-        out.clean_leftovers(LEFTOVER_SECONDS)
+        out.clean_leftovers()
         agree_on_terms(out, out_terms)
         tracker = make_tracker(
             TrackingConfig(

@@ -50,7 +50,6 @@ from r2d2.tensors import transfer_buffer
 from schemas.terms import DatasetTerms
 
 WAIT_SECONDS = 0.5
-LEFTOVER_SECONDS = 2.0  # Temporary files of killed writers; living ones hold a lock on theirs.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -154,7 +153,7 @@ def _build(
     tracker = _make_tracker(flags, terms, store, folder, name, publishes_as)
     progress = None
     if not offline:
-        store.clean_leftovers(LEFTOVER_SECONDS)
+        store.clean_leftovers()
     if not offline and not isinstance(
         replay, RemoteReplay | SeveralReplays
     ):  # A replay elsewhere publishes its own progress.

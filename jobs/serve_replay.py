@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     with refusing(OSError), StatusLine("serve") as status:
         flags, _, terms = read_flags(ServeReplayFlags, argv, "serve_replay.py")
-        store = flags.source.store()
+        store, security = flags.source.store(), flags.serve.security()
         if flags.serve.dry_run:
             dry_run({**asdict(flags), "dataset": store.uri})
         deadline = None if flags.serve.max_minutes is None else time.monotonic() + 60 * flags.serve.max_minutes
@@ -130,7 +130,8 @@ def main(argv: Sequence[str]) -> int:
             if stop.wait(WAIT_SECONDS) or (deadline is not None and time.monotonic() >= deadline):
                 return 0
             terms = read_terms(store)
-        serving = Serving(flags, terms, status)
+        store.clean_leftovers()
+        serving = Serving(flags, terms, security, status)
     failed = True
     try:
         with StatusLine("serve") as status:
@@ -147,9 +148,10 @@ def main(argv: Sequence[str]) -> int:
 class Serving:
     """One service, wired: the replay, its snapshots, its progress record, its ``port``, the name of its ``run``."""
 
-    def __init__(self, flags: ServeReplayFlags, terms: DatasetTerms, status: StatusLine) -> None:
-        serve_flags, store = flags.serve, flags.source.store()
-        security, part = serve_flags.security(), Part.parse(serve_flags.part)
+    def __init__(
+        self, flags: ServeReplayFlags, terms: DatasetTerms, security: ServerSecurity, status: StatusLine
+    ) -> None:
+        serve_flags, store, part = flags.serve, flags.source.store(), Part.parse(flags.serve.part)
         run_dir = serve_flags.run_dir
         if part != WHOLE and run_dir is None:
             run_dir = Path("runs") / f"{serve_flags.run_name}-part-{part.index}"

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from pipeline.local_copies import LocalCopies
-from pipeline.store_protocol import StoreAway, checked_name
+from pipeline.store_protocol import LEFTOVER_SECONDS, StoreAway, checked_name
 
 SCHEMES = ("s3", "gs", "az")
 RETRY_SECONDS = 10.0  # For one call: refused and reset connections, 5xx and throttling answers, time-outs of reads.
@@ -185,7 +185,7 @@ class ObjectStore:
         """``tell`` is called with the name of each local copy that has been deleted, in whichever thread did it."""
         self._copies.listeners.append(tell)
 
-    def clean_leftovers(self, older_than_seconds: float) -> int:
+    def clean_leftovers(self, older_than_seconds: float = LEFTOVER_SECONDS) -> int:
         """There are none: a put that was cut off leaves nothing. Returns 0."""
         return 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.object_store import SCHEMES, ObjectStore
-from pipeline.store_protocol import Store, StoreAway, checked_name
+from pipeline.store_protocol import LEFTOVER_SECONDS, Store, StoreAway, checked_name
 
 __all__ = ["DEFAULT_CACHE_BYTES", "LocalStore", "Store", "StoreAway", "open_store"]
 
@@ -124,7 +124,7 @@ class LocalStore:
     def on_evicted(self, tell: Callable[[str], None]) -> None:
         """Nothing: a file stays until it is deleted."""
 
-    def clean_leftovers(self, older_than_seconds: float) -> int:
+    def clean_leftovers(self, older_than_seconds: float = LEFTOVER_SECONDS) -> int:
         """Delete temporary files that a killed writer left behind; returns how many.
 
         A writer at work holds a lock on its file, so its file stays however old it is. The age only covers the moment

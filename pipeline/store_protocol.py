@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+LEFTOVER_SECONDS = 2.0  # A writer creates its temporary file and locks it within this time.
+
 
 class StoreAway(OSError):
     """The store gave no useful answer, however often it was asked: nothing is known about the object."""
@@ -44,7 +46,7 @@ class Store(Protocol):
 
     def on_evicted(self, tell: Callable[[str], None]) -> None: ...
 
-    def clean_leftovers(self, older_than_seconds: float) -> int: ...
+    def clean_leftovers(self, older_than_seconds: float = LEFTOVER_SECONDS) -> int: ...
 
 
 def checked_name(name: str) -> str:

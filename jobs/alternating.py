@@ -130,7 +130,13 @@ class Alternation:
         self._builder = self._parts.builder(terms, COLLECTOR, preset.envs)
         self._store, self._terms = store, terms
         self._replay = Replay(
-            store, terms, preset.replay, preset.limiter, generator=np.random.default_rng(seed + 2), threads=1
+            store,
+            terms,
+            preset.replay,
+            preset.limiter,
+            generator=np.random.default_rng(seed + 2),
+            threads=1,
+            clock=time.process_time,  # A run that is suspended for a while must not take its collector for gone.
         )
         self.env_steps = 0
         self.looks: list[Look] = []

@@ -112,8 +112,16 @@ def draw(chart: Chart, histories: Histories, path: Path, title: str = "") -> boo
     columns = min(chart.columns, len(panels))
     rows = -(-len(panels) // columns)
     with pyplot.rc_context(STYLE):
+        width, height = 4.4 * columns, 2.9 * rows
+        # Fixed margins: a layout that matplotlib finds by itself is half of a chart's processor time.
+        margins = {"left": 0.7 / width, "right": 1 - 0.2 / width, "bottom": 0.55 / height, "top": 1 - 0.65 / height}
         figure, grid = pyplot.subplots(
-            rows, columns, figsize=(4.4 * columns, 2.9 * rows), dpi=110, layout="constrained", squeeze=False
+            rows,
+            columns,
+            figsize=(width, height),
+            dpi=110,
+            squeeze=False,
+            gridspec_kw={**margins, "wspace": 0.25, "hspace": 0.4},
         )
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, histories)

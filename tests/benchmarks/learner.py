@@ -103,15 +103,20 @@ def times(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def memory(report: Report, arguments: argparse.Namespace) -> None:
-    """Peaks of both, each in a process of its own."""
-    peaks = {}
-    for which in ("bare", "learner"):
-        command = [sys.executable, "-m", "tests.benchmarks.learner", "--peak", which, "--batch", str(arguments.batch)]
-        threads = ["--threads", str(arguments.threads)]
-        peaks[which] = int(subprocess.run([*command, *threads], capture_output=True, text=True, check=True).stdout)
-    report.at_most("peak memory against the bare kernels'", peaks["learner"] / peaks["bare"], MOST_MEMORY, "x")
-    rows = [[name, f"{peak / 1e6:,.0f}"] for name, peak in peaks.items()]
-    report.table("Peak of resident memory over two updates", ["", "MB"], rows)
+    """Medians of both, in turn, each time in a process of its own: what malloc keeps differs from one to the next."""
+    peaks: dict[str, list[int]] = {"bare": [], "learner": []}
+    for _ in range(arguments.rounds):
+        for which, found in peaks.items():
+            command = [sys.executable, "-m", "tests.benchmarks.learner", "--peak", which]
+            sizes = ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
+            found.append(int(subprocess.run([*command, *sizes], capture_output=True, text=True, check=True).stdout))
+    median = {which: statistics.median(found) for which, found in peaks.items()}
+    report.at_most("peak memory against the bare kernels'", median["learner"] / median["bare"], MOST_MEMORY, "x")
+    rows = [
+        [which, *(f"{f(found) / 1e6:,.0f}" for f in (min, statistics.median, max))] for which, found in peaks.items()
+    ]
+    title = f"Peak of resident memory over two updates, {arguments.rounds} processes each"
+    report.table(title, ["", "least MB", "median MB", "most MB"], rows)
 
 
 def waiting(report: Report, arguments: argparse.Namespace) -> None:

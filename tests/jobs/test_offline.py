@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from jobs import collect
 from jobs.held_out import HeldOutCheck
 from jobs.offline import updates_of_epochs
 from pipeline.environments import EnvironmentConfig
@@ -121,9 +122,8 @@ def test_a_share_that_keeps_nothing_or_all_apart_is_refused(tmp_path):
 
 def test_an_offline_run_with_epochs_held_out_episodes_and_the_conservative_term(tmp_path, start, mlflow_runs):
     short_games = ["--env-arg", "max_num_frames_per_episode=120"]
-    collector = start("collect.py", *COLLECT, *short_games, "--env-steps", "600", "--dataset", "d")
-    assert collector.wait() == 0, collector.said
     store = LocalStore(tmp_path / "d")
+    assert collect.main([*COLLECT, *short_games, "--env-steps", "600", "--dataset", str(store.root)]) == 0
     files = {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()}
     run = start(
         "learn.py", *LEARN, "--dataset", "d", "--offline", "--epochs", "1", "--held-out", "0.3", "--held-out-every",

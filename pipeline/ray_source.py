@@ -7,6 +7,7 @@
 Columns are named as in docs/format.md. ``[rows, S]`` columns arrive as tensors.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 PIXELS, COLLECTOR, PROBE = "observation", "collector", "probe_core"
 BLOCK_BYTES = 32_000_000
-TASK_BYTES = 1_000_000_000  # Gone through in a few tenths of a second, block by block: what a task costs is little.
+# About a second of work: Ray needs a tenth of one between two tasks (make bench-offline: 1 GB reads a quarter slower).
+TASK_BYTES = 4_000_000_000
 # What a block costs besides its pixels is little beside so many. malloc reuses memory of up to 32 MB; larger pieces
 # would cost their page faults each time.
 PIXEL_BLOCK_BYTES = 16_000_000
@@ -99,9 +101,9 @@ def read_plan(plan: Plan, shards: Sequence[ShardName], *, faults: Faults, ordere
 
     start_ray()
     cpus = int(ray.cluster_resources().get("CPU", 1))
-    tasks = max(plan.work_bytes(shards) // TASK_BYTES, 2 * cpus)
+    rounds = max(2, math.ceil(plan.work_bytes(shards) / TASK_BYTES / cpus))  # Of one task a processor.
     source = _datasource_class()(plan, list(shards), faults)
-    dataset = ray.data.read_datasource(source, override_num_blocks=max(1, min(int(tasks), len(shards))))
+    dataset = ray.data.read_datasource(source, override_num_blocks=max(1, min(rounds * cpus, len(shards))))
     dataset.context.execution_options.preserve_order = ordered
     # Blocks of at least the target size go on as they are; smaller ones would be copied together first.
     dataset.context.target_max_block_size = plan.block_bytes * 3 // 4

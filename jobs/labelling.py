@@ -198,7 +198,7 @@ class Labelling:
         self._table_is_new = True
 
     def _priorities(self, rows: RawRows, labels: list[RowLabels | None]) -> np.ndarray:
-        """One sequence at a time, as actors do it: a priority must not depend on the shard that a sequence is in."""
+        """NaN for rows without a label, whose columns may hold anything."""
         geometry, life_loss = self._terms.geometry, self._terms.env.life_loss
         priorities = np.full(len(labels), np.nan, np.float32)
         for row, label in enumerate(labels):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from jobs.parameters import read_parameters
@@ -22,7 +21,6 @@ from r2d2.config import LearnerConfig
 from r2d2.labeller import Labeller, Labels, RecordedSteps
 from r2d2.priorities import initial_priorities
 from r2d2.serialize import network_of
-from schemas.records import SequenceBatch
 from schemas.terms import DatasetTerms
 
 EPISODES_AT_ONCE, STEPS_AT_ONCE = 16, 16_384  # Side by side through the network; the steps bound the memory.
@@ -97,7 +95,9 @@ class Relabelling:
             self.terms,
             collector,
             WriterConfig(first_flush_seconds=NEVER, flush_seconds=NEVER),
-            initial_priorities=lambda batch, q_values: self._priorities(batch, q_values, config),
+            initial_priorities=lambda batch, q_values: initial_priorities(
+                batch, q_values, self.terms.geometry, config, self.terms.env.life_loss
+            ),
         )
         write_provenance(out, collector, {**self.origin, "collector": _provenance_of(source, collector)})
 
@@ -155,12 +155,6 @@ class Relabelling:
             reward=episode.reward,
             states_at=states_needed(self.terms.geometry, episode.facts.steps, first_sequence),
         )
-
-    def _priorities(self, batch: SequenceBatch, q_values: np.ndarray, config: LearnerConfig) -> np.ndarray:
-        """One sequence at a time, as actors do it: a priority must not depend on the shard that a sequence is in."""
-        geometry, life_loss = self.terms.geometry, self.terms.env.life_loss
-        alone = [(batch.only(b), q_values[b : b + 1]) for b in range(len(batch))]
-        return np.concatenate([initial_priorities(*one, geometry, config, life_loss) for one in alone])
 
 
 def groups(episodes: Iterator[Episode]) -> Generator[list[Episode], None, None]:

@@ -29,6 +29,8 @@ def initial_priorities(
 ) -> np.ndarray:
     """What an actor's own Q-values say about its new sequences, the online network standing in for the target.
 
+    A sequence's priority does not depend, to the bit, on the others in the batch: the same whatever shard it is in.
+
     Args:
         batch: sequences stored as ``geometry``; the observations are not looked at.
         q_values: float32 ``[B, S, A]`` as acted on, NaN where no network acted.
@@ -51,7 +53,9 @@ def initial_priorities(
         epsilon=config.epsilon,
     )
     errors = td_errors(q[: geometry.unroll], rows.action, targets, rows.mask)
-    return sequence_priorities(errors, rows.mask, config.eta).numpy()
+    # Everything so far is done value by value; only a sum rounds by what lies beside it.
+    alone = zip(errors.T.contiguous().unbind(), rows.mask.T.contiguous().unbind(), strict=True)
+    return torch.cat([sequence_priorities(e[:, None], m[:, None], config.eta) for e, m in alone]).numpy()
 
 
 def importance_weights(

@@ -71,6 +71,20 @@ def test_eta_gamma_and_rescaling_reach_the_initial_priority(make_learner):
         assert (other != base).all(), change
 
 
+@pytest.mark.parametrize("steps", [13, 30, 57, 130, 260])
+def test_an_initial_priority_is_the_same_to_the_bit_whatever_else_is_in_the_batch(make_learner, steps):
+    learner = make_learner()
+    batch, q_values = cut(play(learner.network, steps, TERMINATED, seed=steps), learner.stored)
+    q_values = (q_values * np.random.default_rng(steps).normal(scale=30, size=q_values.shape)).astype(np.float32)
+    whole = initial_priorities(batch, q_values, learner.stored, learner.config, "off")
+    alone = [
+        initial_priorities(batch.only(b), q_values[b : b + 1], learner.stored, learner.config, "off")[0]
+        for b in range(len(batch))
+    ]
+    assert whole.tobytes() == np.array(alone).tobytes()
+    assert len(set(alone)) == len(batch) > steps // 8
+
+
 def test_importance_weights_by_hand():
     """N P = 1, 4, 16 with beta 1/2: 1, 1/2, 1/4; then over the maximum of the batch."""
     found = importance_weights(np.array([0.01, 0.04, 0.16]), 100, 0.5)

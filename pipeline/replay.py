@@ -29,6 +29,7 @@ from pipeline.progress import Progress
 from pipeline.shard_index import Place
 from pipeline.shard_reader import Shard
 from pipeline.store import Store, StoreAway
+from pipeline.waiting import Waiting
 from schemas.terms import DatasetTerms
 
 ALONE_SECONDS = 30.0  # Twice what a collector waits before it publishes a shard that is not full.
@@ -130,16 +131,13 @@ class Replay(DecodingReplay[Drawn]):
         )
         self._part = part
         self._limiter = RateLimiter(limiter)
-        self._generator, self._clock = generator, clock
+        self._generator = generator
         self._decoder = BatchDecoder(terms, threads)
         self._lock, self._poll_lock = threading.RLock(), threading.Lock()
         self._outstanding: deque[Drawn] = deque()  # Drawn and not consumed yet, oldest first.
         self._restored: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
         self._polls = 0
-        self._waits_for = "the dataset to be indexed"
-        self._waiting_since: float | None = None
-        self._moved_at = clock()  # The last insertion or draw.
-        self._waiting_seconds = 0.0
+        self._waiting = Waiting("the dataset to be indexed", clock)
 
     def close(self) -> None:
         """End the decoding threads."""
@@ -186,7 +184,7 @@ class Replay(DecodingReplay[Drawn]):
             return PollCounts(shards, sequences, held.bad_shards - bad_before)
 
     def _count_insertions(self, sequences: int) -> None:
-        self._moved_at = self._clock()
+        self._waiting.moved()
         if self._held.is_indexed:
             self._limiter.insert(sequences)
         else:
@@ -196,7 +194,7 @@ class Replay(DecodingReplay[Drawn]):
         """Draw without decoding; the batch is outstanding until ``consumed`` is called. Otherwise like ``sample``."""
         with self._lock:
             waits_for = self._refusal_unless_alone(batch_size)
-            self._note_wait(waits_for)
+            self._waiting.note(waits_for)
             if waits_for:
                 return None
             before = self._generator.bit_generator.state
@@ -204,7 +202,7 @@ class Replay(DecodingReplay[Drawn]):
             places = self._held.index.places(ids.tolist())
             drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], before)
             self._limiter.count_draw(batch_size)
-            self._moved_at = self._clock()
+            self._waiting.moved()
             self._outstanding.append(drawn)
         return self._open(drawn)
 
@@ -230,7 +228,7 @@ class Replay(DecodingReplay[Drawn]):
 
     def waits_for(self) -> str:
         """What the last draw, if it was refused, waits for; else empty."""
-        return self._waits_for
+        return self._waiting.reason
 
     @property
     def drawable(self) -> int:
@@ -258,19 +256,13 @@ class Replay(DecodingReplay[Drawn]):
 
     def _refusal_unless_alone(self, batch_size: int) -> str:
         waits_for = self._refusal(batch_size)
-        alone_seconds = self._clock() - self._moved_at
+        alone_seconds = self._waiting.still_seconds
         if not waits_for or not self._held.is_indexed or alone_seconds < ALONE_SECONDS:
             return waits_for
         if self._limiter.leave_alone():
             _log.warning("no new sequence for %.0f s: the learner is alone and uses the prefill", alone_seconds)
             return self._refusal(batch_size)
         return f"{waits_for}; none for {alone_seconds:.0f} s: does a collector run?"
-
-    def _note_wait(self, waits_for: str) -> None:
-        self._waits_for, now = waits_for, self._clock()
-        if self._waiting_since is not None:
-            self._waiting_seconds += now - self._waiting_since
-        self._waiting_since = now if waits_for else None
 
     def _open(self, drawn: Drawn) -> Drawn | None:
         """Find the drawn rows' shards. One that is gone or unreadable by now is given up with all its rows."""
@@ -313,7 +305,7 @@ class Replay(DecodingReplay[Drawn]):
         with self._lock:
             self._outstanding.remove(drawn)
             self._limiter.take_back_draw(len(drawn.ids))
-            self._note_wait(waits_for)
+            self._waiting.note(waits_for)
 
     def update_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> UpdateCounts:
         """Give drawn sequences the learner's priorities (``[B]`` each); those of evicted ones are dropped."""
@@ -340,7 +332,7 @@ class Replay(DecodingReplay[Drawn]):
             return arrays, values | {
                 "limiter": self._limiter.state(unconsumed),
                 "generator": generator or self._generator.bit_generator.state,
-                "waiting_seconds": self._waiting_seconds,
+                "waiting_seconds": self._waiting.seconds,
             }
 
     def restore(self, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> str:
@@ -356,7 +348,7 @@ class Replay(DecodingReplay[Drawn]):
         self._held.restore(arrays, values)
         self._limiter.restore(values["limiter"])
         self._generator.bit_generator.state = values["generator"]
-        self._waiting_seconds = values["waiting_seconds"]
+        self._waiting.restore(values["waiting_seconds"])
         inserted, samples = self._limiter.inserted, self._limiter.samples
         return f"{len(arrays['priority'])} priorities of {inserted} inserted sequences, {samples} samples"
 
@@ -378,7 +370,6 @@ class Replay(DecodingReplay[Drawn]):
     def metrics(self) -> dict[str, float]:
         """Sequences held (``size``), counters since the run began; of files and missing sequences: since this start."""
         with self._lock:
-            waiting = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
             return {
                 "size": len(self._held.index),
                 "drawable": self._held.table.drawable,
@@ -391,6 +382,6 @@ class Replay(DecodingReplay[Drawn]):
                 "unknown_files": len(self._held.unknown_files),
                 "missing_sequences": self._held.missing_sequences,
                 "max_priority": self._held.table.maximum,
-                "waiting_seconds": self._waiting_seconds + waiting,
+                "waiting_seconds": self._waiting.seconds,
                 **self._held.counters,
             }

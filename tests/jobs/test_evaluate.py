@@ -151,7 +151,7 @@ PONG = EnvironmentConfig(env_id="ALE/Pong-v5", arguments={"max_num_frames_per_ep
 def test_the_film_shows_the_very_game_that_was_scored_and_a_second_evaluation_is_the_same(tmp_path):
     sticky = 0.25  # The harder case: the game repeats actions of its own accord.
     parameters = params_from_bytes(parameters_for(PONG))
-    flags = PlayFlags(episodes=3, envs=2, seed=3, epsilon=0.3)
+    flags = PlayFlags(episodes=2, envs=2, seed=3, epsilon=0.3)
     evaluator = Evaluator(replace(PONG, sticky=sticky), flags, films=True)
     first, second = evaluator.evaluate(parameters), evaluator.evaluate(parameters)
     assert first.played == second.played
@@ -267,11 +267,11 @@ def test_following_plays_each_new_version_keeps_the_best_and_ends_with_the_run(
 
 
 def test_following_a_run_that_never_comes_says_what_it_waits_for_and_ends_in_time(cartpole, capfd):
-    arguments = ["--follow", "nobody", "--dataset", "nowhere", "--max-minutes", "0.01", "--tracking-uri", "none"]
+    arguments = ["--follow", "nobody", "--dataset", "nowhere", "--max-minutes", "0.04", "--tracking-uri", "none"]
     assert evaluate.main(arguments) == 0
     said = capfd.readouterr().out
     assert "waits for a dataset in" in said
-    assert "stopped (0.01 minutes), nothing was played" in said
+    assert "stopped (0.04 minutes), nothing was played" in said
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from jobs import collect
+from jobs import collect, learn
 from jobs.held_out import HeldOutCheck
 from jobs.offline import updates_of_epochs
+from pipeline.dataset import read_terms
 from pipeline.environments import EnvironmentConfig
 from pipeline.held_out import HeldOutSequences, held_out_rows
 from pipeline.limiter import LimiterConfig
@@ -120,22 +121,25 @@ def test_a_share_that_keeps_nothing_or_all_apart_is_refused(tmp_path):
         HeldOutCheck(store, terms, share=0.9999, gamma=0.9, every=1)
 
 
-def test_an_offline_run_with_epochs_held_out_episodes_and_the_conservative_term(tmp_path, start, mlflow_runs):
+@pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
+def test_an_offline_run_with_epochs_held_out_episodes_and_the_conservative_term(
+    tmp_path, monkeypatch, capfd, mlflow_runs
+):
+    monkeypatch.chdir(tmp_path)
     short_games = ["--env-arg", "max_num_frames_per_episode=120"]
     store = LocalStore(tmp_path / "d")
     assert collect.main([*COLLECT, *short_games, "--env-steps", "600", "--dataset", str(store.root)]) == 0
     files = {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()}
-    run = start(
-        "learn.py", *LEARN, "--dataset", "d", "--offline", "--epochs", "1", "--held-out", "0.3", "--held-out-every",
-        "4", "--cql-alpha", "0.5", "--deterministic", "--run-name", "off", "--tracking-uri", "sqlite:///mlflow.db",
-    )  # fmt: skip
-    assert run.wait() == 0, run.said
-    from pipeline.dataset import read_terms
-
+    assert learn.main([
+        *LEARN, "--dataset", "d", "--offline", "--epochs", "1", "--held-out", "0.3", "--held-out-every", "4",
+        "--cql-alpha", "0.5", "--deterministic", "--run-name", "off", "--tracking-uri", "sqlite:///mlflow.db",
+    ]) == 0  # fmt: skip
+    said = capfd.readouterr()
+    said = said.out + said.err
     left = HeldOutSequences(store, read_terms(store), 0.3).drawn_sequences
     updates = -(-left // 8)
-    assert f"1 epochs are {updates} updates" in run.said
-    assert f"{updates} updates, " in run.said
+    assert f"1 epochs are {updates} updates" in said
+    assert f"{updates} updates, " in said
     assert files == {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()}
 
     client, (logged,) = mlflow_runs()

@@ -93,6 +93,8 @@ def _test(chosen: AblationFlags, tracking: TrackingFlags, results: Results, seed
         if chosen.max_minutes is not None and time.monotonic() - started > 60 * chosen.max_minutes:
             print(f"stopped ({chosen.max_minutes:g} minutes): {len(missing) - position + 1} runs are missing")
             break
+        if results.has(experiment, variant, seed):
+            continue
         began = time.monotonic()
         cell = run_cell(experiment, variant, seed, quick=chosen.quick)
         path = results.add(cell)

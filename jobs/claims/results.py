@@ -31,8 +31,12 @@ class Cell:
 
     @property
     def path(self) -> str:
-        words = re.sub(r"[^a-z0-9.]+", "-", f"{self.experiment} {self.variant}".lower()).strip("-")
-        return f"{words}-{self.seed}.json"
+        return file_name(self.experiment, self.variant, self.seed)
+
+
+def file_name(experiment: str, variant: str, seed: int) -> str:
+    words = re.sub(r"[^a-z0-9.]+", "-", f"{experiment} {variant}".lower()).strip("-")
+    return f"{words}-{seed}.json"
 
 
 class Results:
@@ -42,14 +46,21 @@ class Results:
         self.folder = folder
         self._cells: dict[tuple[str, str, int], Cell] = {}
         for path in sorted(folder.glob("*.json")):
-            try:
-                cell = Cell(**json.loads(path.read_bytes()))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path} is no result of this job: {error}") from error
-            self._cells[cell.experiment, cell.variant, cell.seed] = cell
+            self._load(path)
 
     def has(self, experiment: str, variant: str, seed: int) -> bool:
+        """Also what another process has written since: several of them share the work."""
+        path = self.folder / file_name(experiment, variant, seed)
+        if (experiment, variant, seed) not in self._cells and path.exists():
+            self._load(path)
         return (experiment, variant, seed) in self._cells
+
+    def _load(self, path: Path) -> None:
+        try:
+            cell = Cell(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is no result of this job: {error}") from error
+        self._cells[cell.experiment, cell.variant, cell.seed] = cell
 
     def add(self, cell: Cell) -> Path:
         """Write one cell; whole or not at all."""

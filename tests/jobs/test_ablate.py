@@ -86,8 +86,11 @@ def test_every_claim_names_experiments_that_exist():
 
 def test_results_come_back_as_they_were_written_and_a_foreign_file_is_named(tmp_path):
     written = cell("task", "segments, cut", 3, 0.5, updates=0.25)
+    seen_before = Results(tmp_path)
+    assert not seen_before.has("task", "segments, cut", 3)
     assert Results(tmp_path).add(written).name == "task-segments-cut-3.json"
     assert Results(tmp_path).of("task", "segments, cut") == [written]
+    assert seen_before.has("task", "segments, cut", 3)  # Another process has written it since.
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json is no result of this job"):
         Results(tmp_path)

@@ -42,7 +42,8 @@ def bootstrap(statistic: Callable[..., np.ndarray], *samples: np.ndarray) -> Int
     """``statistic`` of each resampling of ``samples`` (1-d each, resampled by themselves; vectorised over axis 1)."""
     random = np.random.default_rng(SEED)
     drawn = [each[random.integers(0, len(each), (RESAMPLES, len(each)))] for each in samples]
-    low, high = np.nanquantile(statistic(*drawn), [0.025, 0.975])
+    # One of the values found, never one between two: they may be infinite.
+    low, high = np.nanquantile(statistic(*drawn), [0.025, 0.975], method="inverted_cdf")
     (mean,) = statistic(*(each[None] for each in samples))
     return Interval(mean=float(mean), low=float(low), high=float(high))
 
@@ -53,7 +54,10 @@ def score(cell: Cell) -> float:
 
 
 def loss_share(control: np.ndarray, condition: np.ndarray) -> np.ndarray:
-    return 1 - condition.mean(1) / control.mean(1)
+    """Against a control that came to nothing: a loss of minus infinity, or of 0 when the condition did as well."""
+    control, condition = control.mean(1), condition.mean(1)
+    nothing = np.where(condition > 0, np.inf, 1.0)
+    return 1 - np.divide(condition, control, out=nothing, where=control != 0)
 
 
 @dataclass(frozen=True, kw_only=True)

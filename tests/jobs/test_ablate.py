@@ -14,7 +14,18 @@ from jobs.claims.peak import SavedBytes
 from jobs.claims.results import Cell, Results
 from jobs.claims.tasks import TASKS
 from jobs.claims.variants import VARIANTS
-from jobs.claims.verdicts import HELD, REFUTED, UNTESTED, Harmless, Loses, Measured, Spread, overall
+from jobs.claims.verdicts import (
+    HELD,
+    REFUTED,
+    UNTESTED,
+    Harmless,
+    Loses,
+    Measured,
+    Spread,
+    bootstrap,
+    loss_share,
+    overall,
+)
 
 PROVENANCE = {"commit": "0123456789", "machine": "Linux, 2 cores"}
 
@@ -82,6 +93,15 @@ def test_every_claim_names_experiments_that_exist():
     for claim in CLAIMS.values():
         for experiment, variant in (pair for part in claim.parts for pair in conditions(part)):
             assert (experiment in MEASURES and not variant) or (experiment in TASKS and variant in VARIANTS)
+
+
+def test_against_a_control_that_came_to_nothing_an_interval_may_be_endless_but_is_one():
+    never, sometimes = np.zeros(5), np.array([0.0, 0.0, 0.0, 2.0, 3.0])
+    assert loss_share(never[None], sometimes[None]).tolist() == [-np.inf]
+    assert loss_share(never[None], never[None]).tolist() == [0.0]
+    lost = bootstrap(loss_share, sometimes, sometimes)
+    assert (lost.mean, lost.low) == (0.0, -np.inf)
+    assert 0 < lost.high <= 1
 
 
 def test_results_come_back_as_they_were_written_and_a_foreign_file_is_named(tmp_path):

@@ -132,7 +132,8 @@ def test_an_offline_run_with_epochs_held_out_episodes_and_the_conservative_term(
     files = {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()}
     assert learn.main([
         *LEARN, "--dataset", "d", "--offline", "--epochs", "1", "--held-out", "0.3", "--held-out-every", "4",
-        "--cql-alpha", "0.5", "--deterministic", "--run-name", "off", "--tracking-uri", "sqlite:///mlflow.db",
+        "--cql-alpha", "0.5", "--deterministic", "--run-name", "off", "--tracking-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
     ]) == 0  # fmt: skip
     said = capfd.readouterr()
     said = said.out + said.err

@@ -1,7 +1,7 @@
 """From a draw to a batch: the same for a replay in process, a mixed one and one elsewhere.
 
-draw ─▶ gather and verify ─▶ decode pixels          a batch that is staged lacks nothing but its pixels
-     ◀─ replace what is corrupt ─┴──────┘
+draw ─▶ gather rows ─▶ verify and decode          a batch that is staged is all in memory, but not unpacked
+     ◀──── replace what is corrupt ────┘
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.decode import BatchDecoder, Gathered, RowHolder
+from pipeline.codec import EncodedRow
+from pipeline.decode import BatchDecoder, RowHolder
 from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
 from schemas.records import ReplaySample
@@ -33,10 +34,10 @@ Drawn = TypeVar("Drawn", bound=DrawnBatch)
 
 @dataclass(eq=False)
 class Staged(Generic[Drawn]):
-    """A drawn batch, verified, all in memory but its pixels, which are still compressed where they rest."""
+    """A drawn batch and its rows; their pixels are still compressed where they rest."""
 
     drawn: Drawn
-    gathered: Gathered
+    rows: list[EncodedRow]
 
 
 class DecodingReplay(ABC, Generic[Drawn]):
@@ -69,7 +70,7 @@ class DecodingReplay(ABC, Generic[Drawn]):
         """Draw and decode a batch; None when it has to wait (``waits_for`` says for what). Never waits itself.
 
         Args:
-            observation_out: becomes the batch's ``observation``; see ``BatchDecoder.decode_pixels``.
+            observation_out: becomes the batch's ``observation``; see ``BatchDecoder.decode_rows``.
             ahead: the batch is not consumed yet: ``state`` leaves it out until ``consumed`` is called.
 
         Raises:
@@ -83,13 +84,14 @@ class DecodingReplay(ABC, Generic[Drawn]):
         return sample
 
     def stage(self, batch_size: int) -> Staged[Drawn] | None:
-        """Draw a batch and verify it; outstanding until it is consumed. None and raises like ``sample``."""
-        return self._gathered(self.draw(batch_size))
+        """Draw a batch and gather its rows; outstanding until it is consumed. None and raises like ``sample``."""
+        drawn = self.draw(batch_size)
+        return None if drawn is None else Staged(drawn, self._decoder.gather(drawn.rows))
 
     def finish(self, staged: Staged[Drawn], observation_out: np.ndarray | None = None) -> ReplaySample | None:
-        """Decode the pixels. None when replacing corrupt rows leaves nothing to draw: the batch is given up."""
+        """Verify and decode. None when replacing corrupt rows leaves nothing to draw: the batch is given up."""
         while True:
-            batch, ok = self._decoder.decode_pixels(staged.gathered, observation_out)
+            batch, ok = self._decoder.decode_rows(staged.rows, observation_out)
             drawn = staged.drawn
             if ok.all():
                 return ReplaySample(
@@ -98,18 +100,10 @@ class DecodingReplay(ABC, Generic[Drawn]):
                     replay_sequences=drawn.replay_sequences,
                     batch=batch,
                 )
-            other = self._gathered(self.replace(drawn, ok))
+            other = self.replace(drawn, ok)
             if other is None:
                 return None
-            staged.drawn, staged.gathered = other.drawn, other.gathered
-
-    def _gathered(self, drawn: Drawn | None) -> Staged[Drawn] | None:
-        while drawn is not None:
-            gathered = self._decoder.gather(drawn.rows)
-            if gathered.intact.all():
-                return Staged(drawn, gathered)
-            drawn = self.replace(drawn, gathered.intact)
-        return None
+            staged.drawn, staged.rows = other, self._decoder.gather(other.rows)
 
 
 class ServedReplay(Protocol):

@@ -1,7 +1,7 @@
 """The next batches, made while the learner works on the last one.
 
-    "draw"     draw, gather, verify ─▶ staged
-    "decode"                           pixels ─▶ ready ─▶ next()
+    "draw"     draw, gather ─▶ staged
+    "decode"                   verify, decode ─▶ ready ─▶ next()
     "poll"     follow the dataset
 
 Drawing and gathering hold the interpreter's lock, decoding does not: so one batch is drawn while another is decoded,

@@ -15,6 +15,9 @@ from tests.benchmarks.replay_growth import measured
 from tests.benchmarks.replay_service import one_client, several_clients
 from tests.benchmarks.report import Report
 
+# Of the rate of bare zstd, by the threads of each. What needs the interpreter's lock (drawing, gathering, verifying)
+# takes 1.2 to 1.4 ms of a batch (2026-11-30) and no less when more threads decode: a second gains less than for zstd.
+LEAST_OF_ZSTD = {1: 0.85, 2: 0.75}
 GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5", "ALE/MsPacman-v5", "ALE/Seaquest-v5")
 
 
@@ -36,7 +39,7 @@ def main() -> int:
 
 def decoding(report: Report, store: LocalStore, rounds: int) -> None:
     rows = []
-    for threads in (1, 2):
+    for threads, least in LEAST_OF_ZSTD.items():
         median = decoding_milliseconds(store, threads, rounds)
         ratio = median["ratio"]
         sequences = 1e3 * BATCH / median["replay"]
@@ -44,7 +47,8 @@ def decoding(report: Report, store: LocalStore, rounds: int) -> None:
         rows.append(
             [threads, *times, f"{ratio:.3f}", f"{median['replay'] / median['memcpy']:.2f}", f"{sequences:,.0f}"]
         )
-        report.at_least(f"batch of {BATCH} against bare zstd, {threads} thread(s) each", ratio, 0.85)
+        report.at_least(f"batch of {BATCH} against bare zstd, {threads} thread(s) each", ratio, least)
+        report.at_most(f"page faults of a batch, {threads} thread(s)", median["page_faults"], 20)
     header = [
         "threads",
         "drawn and decoded, all columns",

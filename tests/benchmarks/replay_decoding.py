@@ -1,5 +1,6 @@
 """A drawn batch against the bare decompression of its frames, and against a copy of the same bytes."""
 
+import resource
 import statistics
 import time
 from collections import defaultdict
@@ -28,6 +29,11 @@ def open_replay(store: LocalStore, *, threads: int, capacity: int = 100_000, bat
     return replay
 
 
+def page_faults() -> int:
+    """Of this process so far, those that needed no disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 class BareDecoder:
     """Nothing but zstd: each thread takes the next frame and decodes it into its place; the caller is one of them."""
 
@@ -50,6 +56,8 @@ class BareDecoder:
 
 def decoding_milliseconds(store: LocalStore, threads: int, rounds: int, batches: int = 8) -> dict[str, float]:
     """Medians over interleaved rounds, for one batch; ``ratio`` is the median of zstd / replay within a round.
+
+    ``page_faults`` are those of the replay's batches.
 
     Every batch has rows of its own, whose frames nobody has read in a while; all are written into the same buffer.
     Each round's first batch finds the processor's caches as the others left them.
@@ -75,7 +83,9 @@ def decoding_milliseconds(store: LocalStore, threads: int, rounds: int, batches:
     for _ in range(rounds):
         frames = [drawn_frames() for _ in range(batches)]
         found["zstd"].append(milliseconds(lambda index, frames=frames: bare.decode(frames[index], buffer)))
+        faults = page_faults()
         found["replay"].append(milliseconds(lambda _: replay.sample(BATCH, buffer)))
+        found["page_faults"].append((page_faults() - faults) / batches)
         found["memcpy"].append(milliseconds(lambda _: np.copyto(buffer, source)))
     replay.close()
     medians = {name: statistics.median(values) for name, values in found.items()}

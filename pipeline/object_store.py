@@ -23,6 +23,7 @@ REQUEST_SECONDS, CONNECT_SECONDS = 30.0, 3.0
 SLOW_SECONDS = 3.0
 SAY_SECONDS = 5.0
 SETTLE_SECONDS = 1.0  # Where creation cannot be made conditional: longer than two racing puts lie apart.
+YOUNG_SECONDS = 60.0  # Since its creation by the store's clock, which may differ from ours.
 
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -104,10 +105,13 @@ class ObjectStore:
     def create(self, name: str, data) -> bool:
         """Write ``data`` unless ``name`` exists; True when this call created it (or another one just like it).
 
-        Of several writers at once one gets True. Where the store cannot make a put conditional the object is read back
-        after ``SETTLE_SECONDS``: two writers further apart than this, neither seeing the other, stay unnoticed.
+        Of several writers at once one gets True, and what the others find afterwards is final. Where the store cannot
+        make a put conditional the object is read back after ``SETTLE_SECONDS``: two writers further apart than this,
+        neither seeing the other, stay unnoticed.
         """
-        if self.identity(name) is not None:
+        if (about := self._head(name)) is not None:
+            if time.time() - about["last_modified"].timestamp() < YOUNG_SECONDS:
+                time.sleep(SETTLE_SECONDS)  # Others may be racing for it still.
             return False
         errors, held = self._library.exceptions, bytes(data)
 

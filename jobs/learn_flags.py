@@ -7,9 +7,9 @@ from jobs.flags import DatasetFlags, TrackingFlags, default_threads
 from jobs.presets import NetworkOptions, Preset, laptop
 from jobs.replays import MixFlags, ServiceFlags
 from jobs.training import CheckpointConfig
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.params import PublishConfig
-from pipeline.replay import ReplayConfig
 from pipeline.retention import RetentionConfig
 from r2d2.config import LearnerConfig
 from r2d2.health import MemoryLimit

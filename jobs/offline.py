@@ -3,8 +3,8 @@
 import math
 
 from pipeline.held_out import HeldOutSequences
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
-from pipeline.replay import ReplayConfig
 from pipeline.scan import dataset_digest, list_shards
 from pipeline.store import Store
 from schemas.terms import DatasetTerms

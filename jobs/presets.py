@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipeline.environments import EnvironmentConfig
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
-from pipeline.replay import ReplayConfig
 from r2d2.config import NATURE, SMALL, TINY, LearnerConfig, NetworkSpec, is_image
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec, EnvSpec

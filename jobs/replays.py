@@ -14,10 +14,11 @@ from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
 from pipeline.decode import BatchDecoder
 from pipeline.flight import ServiceConnection, check_address
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.mixed_replay import MixedReplay, Share, refuse_other_terms, refuse_shares
 from pipeline.parts import WHOLE, Part
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import Replay
 from pipeline.replay_client import RemoteReplay, describe
 from pipeline.replay_messages import Description
 from pipeline.replay_security import ClientSecurity, read_file, read_token

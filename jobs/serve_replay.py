@@ -21,10 +21,10 @@ from jobs.run_folder import RunFolder, find_run_to_resume
 from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
 from pipeline.flight import LOOPBACK, SCHEME, TLS_SCHEME, serve
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.parts import WHOLE, Part
 from pipeline.progress import ProgressWriter
-from pipeline.replay import ReplayConfig
 from pipeline.replay_security import ServerSecurity, is_loopback, read_file, read_token
 from pipeline.replay_service import ReplayService
 from pipeline.snapshot import snapshot_from_bytes, snapshot_to_bytes

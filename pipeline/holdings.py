@@ -4,6 +4,7 @@ Not thread-safe: a replay holds its lock around everything but ``look`` and ``re
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pipeline.dataset import TERMS_NAME, ShardName, unknown_files
 from pipeline.held_out import held_out_rows
 from pipeline.parts import WHOLE, Part
-from pipeline.priority_table import REMOVED, PriorityTable
+from pipeline.priority_table import REMOVED, SAMPLERS, PriorityTable
 from pipeline.shard_cache import ShardCache
 from pipeline.shard_index import Arrival, ShardIndex
 from pipeline.shard_reader import ShardError
@@ -23,6 +24,35 @@ UNUSABLE = (ShardError, FileNotFoundError, PermissionError, IsADirectoryError)  
 COUNTERS = ("corrupt_rows", "stale_updates", "refused_priorities")  # Kept over restarts.
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """What a replay holds and how it draws.
+
+    Attributes:
+        capacity: sequences held; the oldest make room (paper: 1e5).
+        alpha: draws are in proportion to priority^alpha (paper: 0.9, article: 0.5).
+        sampler: ``proportional`` or ``uniform``.
+        max_open_shards: how many shards stay memory-mapped; None: as many as is sensible on this machine.
+        held_out: share of the episodes that are never drawn, to judge by what was learned from the others.
+    """
+
+    capacity: int = 100_000
+    alpha: float = 0.9
+    sampler: str = "proportional"
+    max_open_shards: int | None = None
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"capacity is {self.capacity}; allowed: 1 or more")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha is {self.alpha}; allowed: 0 to 1")
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"sampler is {self.sampler!r}; allowed: {', '.join(SAMPLERS)}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; allowed: 0 to below 1")
 
 
 class Holdings:
@@ -37,23 +67,12 @@ class Holdings:
         unknown_files: paths below ``shards/`` that are not named like shards.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        terms: DatasetTerms,
-        *,
-        capacity: int,
-        alpha: float,
-        sampler: str,
-        max_open_shards: int | None,
-        held_out: float = 0.0,
-        part: Part = WHOLE,
-    ) -> None:
-        self._store, self._held_out = store, held_out
+    def __init__(self, store: Store, terms: DatasetTerms, config: ReplayConfig, part: Part = WHOLE) -> None:
+        self._store, self._held_out = store, config.held_out
         self._kept_apart: dict[ShardName, np.ndarray] = {}
-        self.index = ShardIndex(store, capacity, part)
-        self.table = PriorityTable(capacity, alpha, sampler)
-        self.cache = ShardCache(store, terms, max_open_shards)
+        self.index = ShardIndex(store, config.capacity, part)
+        self.table = PriorityTable(config.capacity, config.alpha, config.sampler)
+        self.cache = ShardCache(store, terms, config.max_open_shards)
         self.is_indexed = False
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.bad_shards = self.missing_sequences = 0
@@ -149,6 +168,20 @@ class Holdings:
         self._saved = SavedPriorities(arrays, values["run_collectors"])
         self.index.restore(values["followed"])
         self.counters.update(values["counters"])
+
+    def metrics(self) -> dict[str, float]:
+        """What is held, and what was left out or went wrong."""
+        return {
+            "size": len(self.index),
+            "drawable": self.table.drawable,
+            "total_priority": self.table.total,
+            "max_priority": self.table.maximum,
+            "open_shards": len(self.cache),
+            "bad_shards": self.bad_shards,
+            "unknown_files": len(self.unknown_files),
+            "missing_sequences": self.missing_sequences,
+            **self.counters,
+        }
 
     def _drawable(self, ids: np.ndarray) -> np.ndarray:
         return ids[self.table.values(ids) != REMOVED]

@@ -11,16 +11,18 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipeline.decode import BatchDecoder, RowHolder
+from pipeline.decode import BatchDecoder
 from pipeline.drawing import DecodingReplay
+from pipeline.drawn_parts import DrawnParts
+from pipeline.outstanding import Drawn
 from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
-from pipeline.replay import Drawn, PollCounts, Replay
+from pipeline.replay import PollCounts, Replay
 from schemas.terms import DatasetTerms
 
 _SHARE = re.compile(r"(?P<first>[0-9.eE-]+)(:(?P<last>[0-9.eE-]+)@(?P<batches>[0-9]+))?")
@@ -89,31 +91,10 @@ def refuse_other_terms(uri: str, terms: DatasetTerms | None, main: DatasetTerms)
 
 
 @dataclass(eq=False)
-class MixedDraw:
-    """A batch drawn from several replays; ``parts`` are those of its members in the order of its rows.
+class MixedDraw(DrawnParts[Drawn]):
+    """``before`` is the number of the batch and what was owed to each member before this draw."""
 
-    ``before`` is the number of the batch and what was owed to each member before this draw.
-    """
-
-    parts: list[tuple[int, Drawn]]
-    shares: np.ndarray
-    members: int
-    replay_sequences: int
     before: tuple[int, np.ndarray]
-    ids: np.ndarray = field(init=False)
-    probabilities: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gather()
-
-    def gather(self) -> None:
-        """Take ids and probabilities from the parts, as they are now."""
-        self.ids = np.concatenate([drawn.ids * self.members + member for member, drawn in self.parts])
-        self.probabilities = np.concatenate([drawn.probabilities * self.shares[member] for member, drawn in self.parts])
-
-    @property
-    def rows(self) -> list[tuple[RowHolder, int]]:
-        return [row for _, drawn in self.parts for row in drawn.rows]
 
 
 class MixedReplay(DecodingReplay[MixedDraw]):
@@ -174,15 +155,11 @@ class MixedReplay(DecodingReplay[MixedDraw]):
     def replace(self, drawn: MixedDraw, ok: np.ndarray) -> MixedDraw | None:
         """See ``Replay.replace``: what is corrupt is replaced from the dataset that it came from."""
         with self._lock:
-            ends = np.cumsum([len(part.ids) for _, part in drawn.parts])[:-1]
-            for index, part_ok in enumerate(np.split(ok, ends)):
-                member, part = drawn.parts[index]
-                if not part_ok.all() and self._members[member].replace(part, part_ok) is None:
-                    del drawn.parts[index]
-                    self.give_back(drawn)
-                    return self._refused(member, self._members[member].waits_for())
-            drawn.gather()
-            return drawn
+            empty = drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok))
+            if empty is None:
+                return drawn
+            self.give_back(drawn)
+            return self._refused(empty, self._members[empty].waits_for())
 
     def consumed(self, drawn: MixedDraw | None = None) -> None:
         with self._lock:

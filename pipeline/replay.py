@@ -11,22 +11,20 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.dataset import ShardName
-from pipeline.decode import BatchDecoder, RowHolder
+from pipeline.decode import BatchDecoder
 from pipeline.drawing import DecodingReplay
-from pipeline.holdings import UNUSABLE, Holdings
+from pipeline.holdings import UNUSABLE, Holdings, ReplayConfig
 from pipeline.limiter import LimiterConfig, RateLimiter
+from pipeline.outstanding import Drawn, Outstanding
 from pipeline.parts import WHOLE, Part
-from pipeline.priority_table import SAMPLERS, UpdateCounts
+from pipeline.priority_table import UpdateCounts
 from pipeline.progress import Progress
-from pipeline.shard_index import Place
 from pipeline.shard_reader import Shard
 from pipeline.store import Store, StoreAway
 from pipeline.waiting import Waiting
@@ -38,57 +36,12 @@ UNKNOWN_FILES_POLLS = 120  # Looking for files that are no shards lists everythi
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
-    """What a replay holds and how it draws.
-
-    Attributes:
-        capacity: sequences held; the oldest make room (paper: 1e5).
-        alpha: draws are in proportion to priority^alpha (paper: 0.9, article: 0.5).
-        sampler: ``proportional`` or ``uniform``.
-        max_open_shards: how many shards stay memory-mapped; None: as many as is sensible on this machine.
-        held_out: share of the episodes that are never drawn, to judge by what was learned from the others.
-    """
-
-    capacity: int = 100_000
-    alpha: float = 0.9
-    sampler: str = "proportional"
-    max_open_shards: int | None = None
-    held_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"capacity is {self.capacity}; allowed: 1 or more")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is {self.alpha}; allowed: 0 to 1")
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f"sampler is {self.sampler!r}; allowed: {', '.join(SAMPLERS)}")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}; allowed: 0 to below 1")
-
-
 class PollCounts(NamedTuple):
     """What one poll found: shards and sequences admitted, files refused."""
 
     shards: int
     sequences: int
     bad_shards: int
-
-
-@dataclass(eq=False)
-class Drawn:
-    """A batch before it is decoded: all that a learner elsewhere needs, its pixels still compressed in their shards.
-
-    ``ids``, ``probabilities``, ``replay_sequences`` are those of ``ReplaySample``; ``rows`` are (shard, row),
-    ``places`` the same by name. ``generator_before``: the generator's state before this draw.
-    """
-
-    ids: np.ndarray
-    probabilities: np.ndarray
-    replay_sequences: int
-    places: list[Place]
-    rows: list[tuple[RowHolder, int]]
-    generator_before: Mapping[str, Any]
 
 
 class Replay(DecodingReplay[Drawn]):
@@ -119,22 +72,13 @@ class Replay(DecodingReplay[Drawn]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limiter.refuse_capacity(config.capacity)
-        self._held = Holdings(
-            store,
-            terms,
-            capacity=config.capacity,
-            alpha=config.alpha,
-            sampler=config.sampler,
-            max_open_shards=config.max_open_shards,
-            held_out=config.held_out,
-            part=part,
-        )
+        self._held = Holdings(store, terms, config, part)
         self._part = part
         self._limiter = RateLimiter(limiter)
         self._generator = generator
         self._decoder = BatchDecoder(terms, threads)
         self._lock, self._poll_lock = threading.RLock(), threading.Lock()
-        self._outstanding: deque[Drawn] = deque()  # Drawn and not consumed yet, oldest first.
+        self._outstanding = Outstanding(self._limiter)
         self._restored: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None
         self._polls = 0
         self._waiting = Waiting("the dataset to be indexed", clock)
@@ -201,9 +145,8 @@ class Replay(DecodingReplay[Drawn]):
             ids, probabilities = self._held.table.draw(batch_size, self._generator)
             places = self._held.index.places(ids.tolist())
             drawn = Drawn(ids, probabilities, self._held.table.drawable, places, [], before)
-            self._limiter.count_draw(batch_size)
+            self._outstanding.add(drawn)
             self._waiting.moved()
-            self._outstanding.append(drawn)
         return self._open(drawn)
 
     def replace(self, drawn: Drawn, ok: np.ndarray) -> Drawn | None:
@@ -218,13 +161,12 @@ class Replay(DecodingReplay[Drawn]):
     def consumed(self, drawn: Drawn | None = None) -> None:
         """``drawn``, or else the oldest outstanding batch, has reached its learner."""
         with self._lock:
-            self._outstanding.remove(drawn or self._outstanding[0])
+            self._outstanding.consumed(drawn)
 
     def give_back(self, drawn: Drawn) -> None:
         """An outstanding batch that no learner will ever see: its samples are not counted."""
         with self._lock:
-            self._outstanding.remove(drawn)
-            self._limiter.take_back_draw(len(drawn.ids))
+            self._outstanding.take_back(drawn)
 
     def waits_for(self) -> str:
         """What the last draw, if it was refused, waits for; else empty."""
@@ -303,8 +245,7 @@ class Replay(DecodingReplay[Drawn]):
 
     def _take_back(self, drawn: Drawn, waits_for: str) -> None:
         with self._lock:
-            self._outstanding.remove(drawn)
-            self._limiter.take_back_draw(len(drawn.ids))
+            self._outstanding.take_back(drawn)
             self._waiting.note(waits_for)
 
     def update_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> UpdateCounts:
@@ -327,11 +268,9 @@ class Replay(DecodingReplay[Drawn]):
             if self._restored is not None:  # Not found again yet: nothing has been drawn since.
                 return self._restored
             arrays, values = self._held.state()
-            unconsumed = sum(len(drawn.ids) for drawn in self._outstanding)
-            generator = self._outstanding[0].generator_before if self._outstanding else None
             return arrays, values | {
-                "limiter": self._limiter.state(unconsumed),
-                "generator": generator or self._generator.bit_generator.state,
+                "limiter": self._limiter.state(self._outstanding.samples),
+                "generator": self._outstanding.generator_before or self._generator.bit_generator.state,
                 "waiting_seconds": self._waiting.seconds,
             }
 
@@ -371,17 +310,9 @@ class Replay(DecodingReplay[Drawn]):
         """Sequences held (``size``), counters since the run began; of files and missing sequences: since this start."""
         with self._lock:
             return {
-                "size": len(self._held.index),
-                "drawable": self._held.table.drawable,
-                "total_priority": self._held.table.total,
+                **self._held.metrics(),
                 "inserted": self._limiter.inserted,
                 "samples": self._limiter.samples,
                 "samples_per_insert": self._limiter.samples_per_insert,
-                "open_shards": len(self._held.cache),
-                "bad_shards": self._held.bad_shards,
-                "unknown_files": len(self._held.unknown_files),
-                "missing_sequences": self._held.missing_sequences,
-                "max_priority": self._held.table.maximum,
                 "waiting_seconds": self._waiting.seconds,
-                **self._held.counters,
             }

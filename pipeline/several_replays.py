@@ -9,13 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pipeline.decode import BatchDecoder, RowHolder
+from pipeline.decode import BatchDecoder
 from pipeline.drawing import DecodingReplay
+from pipeline.drawn_parts import DrawnParts
 from pipeline.priority_table import UpdateCounts
 from pipeline.replay_client import Received, RemoteReplay
 
@@ -23,28 +23,7 @@ PATIENCE_SECONDS = 2.0  # So long the others wait for one that has to wait for n
 LATE_SECONDS = 10.0  # then they go on without it for so long.
 
 
-@dataclass(eq=False)
-class SharedDraw:
-    """A batch drawn from several services; ``parts`` are those of its members in the order of its rows."""
-
-    parts: list[tuple[int, Received]]
-    shares: np.ndarray
-    members: int
-    replay_sequences: int
-    ids: np.ndarray = field(init=False)
-    probabilities: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gather()
-
-    def gather(self) -> None:
-        """Take ids and probabilities from the parts, as they are now."""
-        self.ids = np.concatenate([drawn.ids * self.members + member for member, drawn in self.parts])
-        self.probabilities = np.concatenate([drawn.probabilities * self.shares[member] for member, drawn in self.parts])
-
-    @property
-    def rows(self) -> list[tuple[RowHolder, int]]:
-        return [row for _, drawn in self.parts for row in drawn.rows]
+SharedDraw = DrawnParts[Received]
 
 
 class SeveralReplays(DecodingReplay[SharedDraw]):
@@ -112,18 +91,9 @@ class SeveralReplays(DecodingReplay[SharedDraw]):
 
     def replace(self, drawn: SharedDraw, ok: np.ndarray) -> SharedDraw | None:
         """See ``RemoteReplay.replace``: what is corrupt is replaced from the service that it came from."""
-        ends = np.cumsum([len(part.ids) for _, part in drawn.parts])[:-1]
-        for index, part_ok in enumerate(np.split(ok, ends)):
-            member, part = drawn.parts[index]
-            if part_ok.all():
-                continue
-            other = self._members[member].replace(part, part_ok)
-            if other is None:
-                del drawn.parts[index]
-                self.consumed(drawn)
-                return None
-            drawn.parts[index] = member, other
-        drawn.gather()
+        if drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok)) is not None:
+            self.consumed(drawn)
+            return None
         return drawn
 
     def consumed(self, drawn: SharedDraw | None = None) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from jobs.alternating import Schedule
 from jobs.presets import CoreOptions, NetworkOptions, Preset
 from pipeline.environments import EnvironmentConfig
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
-from pipeline.replay import ReplayConfig
 from r2d2.config import LearnerConfig
 from schemas.geometry import SequenceGeometry
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from pipeline.codec import decode_into
 from pipeline.dataset import read_terms
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import Replay
 from pipeline.store import LocalStore
 
 BATCH = 64

@@ -8,9 +8,10 @@ import numpy as np
 from jobs.presets import paper
 from pipeline.dataset import agree_on_terms
 from pipeline.environments import EnvironmentConfig, make_lanes
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.prefetch import Prefetcher
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import Replay
 from pipeline.rollout import Rollout
 from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig

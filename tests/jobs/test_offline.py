@@ -10,9 +10,10 @@ from jobs.offline import updates_of_epochs
 from pipeline.dataset import read_terms
 from pipeline.environments import EnvironmentConfig
 from pipeline.held_out import HeldOutSequences, held_out_rows
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.monte_carlo import discounted_returns
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import Replay
 from pipeline.scan import LeftOut, dataset_digest, list_shards, open_listed
 from pipeline.store import LocalStore
 from r2d2.config import LearnerConfig

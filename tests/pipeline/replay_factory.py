@@ -12,9 +12,10 @@ from unittest.mock import patch
 import numpy as np
 
 from pipeline.dataset import ShardName, agree_on_terms, shards_after
+from pipeline.holdings import ReplayConfig
 from pipeline.limiter import LimiterConfig
 from pipeline.priority_table import TINY_PRIORITY
-from pipeline.replay import Replay, ReplayConfig
+from pipeline.replay import Replay
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.store import LocalStore
 from schemas.records import Sequence

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dataset import shards_after
-from pipeline.replay import ReplayConfig
+from pipeline.holdings import ReplayConfig
 from pipeline.shard_reader import open_shard
 from tests.pipeline.replay_factory import DictionaryReplay, empty_dataset, make_quarry, make_replay
 from tests.pipeline.sequence_factory import make_dataset, make_sequences, tiny_terms

@@ -6,6 +6,7 @@ are emitted too, and ``cut`` closes the open ones when a collector stops in mid-
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -92,11 +93,14 @@ class SequenceBuilder:
         ends = self._how_it_ended(episode)
         while (first := int(self._steps[lane])) < len(episode.reward):
             past_last_row = self._next[lane] * self._geometry.stride + self._geometry.unroll + self._geometry.bootstrap
-            rows = np.arange(first, min(len(episode.reward), past_last_row))
-            self._write(episode, rows, (np.full(len(rows), lane), rows % self._ring))
-            self._steps[lane] += len(rows)
-            self._game_return[lane] += episode.reward[rows].sum(dtype=np.float64)
-            self._ends[lane] = ends[rows[-1]]
+            stop = min(len(episode.reward), int(past_last_row))
+            around = min(stop, first + self._ring - first % self._ring)  # Where the ring begins anew.
+            for begin, end in ((first, around), (around, stop)):
+                at = begin % self._ring
+                self._write(episode, slice(begin, end), (lane, slice(at, at + end - begin)))
+            self._steps[lane] = stop
+            self._game_return[lane] += episode.reward[first:stop].sum(dtype=np.float64)
+            self._ends[lane] = ends[stop - 1]
             if self._steps[lane] == past_last_row:
                 yield self._cut_window(lane)
 
@@ -127,7 +131,8 @@ class SequenceBuilder:
         self._episode[lane] = self._episodes_begun
         self._episodes_begun += 1
 
-    def _write(self, step: VectorStep, rows: np.ndarray, at: tuple[np.ndarray, np.ndarray]) -> None:
+    def _write(self, step: VectorStep, rows: np.ndarray | slice, at: tuple[Any, Any]) -> None:
+        """``rows`` of the step to the places ``at`` (lane, position in its ring)."""
         self._frames[at] = step.stack[rows, -1]
         self._q_values[at] = step.act.q_values[rows]
         for state, now in zip(self._states, step.act.core, strict=True):

@@ -36,17 +36,19 @@ class CheckpointFolder:
         if keep < 2:
             raise ValueError(f"keep is {keep}; allowed: 2 or more, so that the previous one is always there")
         self._folder, self._keep = folder, keep
+        self._damaged: set[Path] = set()  # Found so by ``load_newest``.
 
     def save(self, updates: int, blobs: dict[str, bytes]) -> Path:
         """Durable when the call returns; a kill at any moment leaves the earlier ones as they were.
 
-        Older checkpoints beyond ``keep`` are deleted afterwards. OSError (a full disk, say) leaves no checkpoint of
-        this name.
+        Checkpoints older than the newest ``keep`` are deleted afterwards; those that ``load_newest`` found damaged do
+        not count, whatever their number, and one of this name is replaced. OSError (a full disk, say) leaves no
+        checkpoint of this name.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path, building = self._folder / f"{updates:09d}", self._folder / f"_{updates:09d}"
         self._clear_leftovers()
-        if path.exists():  # A resumed run that came to the same update again: what is there is as good.
+        if path.exists() and path not in self._damaged:  # Saved before, or what was loaded: as good.
             return path
         try:
             building.mkdir()
@@ -56,13 +58,18 @@ class CheckpointFolder:
                 manifest[name] = {"bytes": len(data), "xxh3_64": xxhash.xxh3_64_hexdigest(data)}
             _write_durably(building / MANIFEST, json.dumps({"updates": updates, "files": manifest}).encode())
             _sync_folder(building)
+            if path in self._damaged:
+                shutil.rmtree(path)
+                self._damaged.discard(path)
             building.rename(path)
             _sync_folder(self._folder)
         except OSError:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        for old in self.paths()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        oldest_kept = [each for each in self.paths() if each not in self._damaged][-self._keep :][0]
+        for old in self.paths():
+            if old < oldest_kept:
+                shutil.rmtree(old, ignore_errors=True)
         return path
 
     def paths(self) -> list[Path]:
@@ -78,6 +85,7 @@ class CheckpointFolder:
             try:
                 return load_checkpoint(path), passed_over
             except CheckpointError as error:
+                self._damaged.add(path)
                 passed_over.append(str(error))
         return None, passed_over
 

@@ -47,6 +47,8 @@ def play_episodes(
             watch(step)
         returns += step.reward
         steps += step.is_transition
+        started_anew = ~step.is_transition  # The environment raised: what was played of this episode is no episode.
+        returns[started_anew] = steps[started_anew] = 0
         for lane in np.flatnonzero(step.terminated | step.truncated):
             if len(played[lane]) < shares[lane]:
                 episode = PlayedEpisode(

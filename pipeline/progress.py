@@ -44,7 +44,7 @@ class Progress:
     Attributes:
         sequences_seen: published by all collectors as far as the replay knows, evicted ones included.
         seen: the same by collector.
-        oldest: number of the first shard still held, by collector.
+        oldest: number of the first shard that is still held or to be looked at, by collector.
         sequences_allowed: how many sequences there may be in all; None: any number.
         samples, updates: drawn sequences and learner updates so far.
         beat: grows with each record.

@@ -113,7 +113,7 @@ class Retention:
                     owners.append((record, Part.parse(record.part)))
 
         def is_free(name: ShardName) -> bool:
-            # A collector that a record does not name is one whose shards that run has not looked at yet.
+            # A collector that a record does not name is one that this run has not seen yet.
             speak = [record for record, part in owners if part.owns(name.collector)]
             return all(name.number < record.oldest.get(name.collector, 0) for record in speak)
 

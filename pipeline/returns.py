@@ -9,7 +9,7 @@ from pipeline.dataset import ShardName, list_collectors, shards_after
 from pipeline.scan import open_listed
 from pipeline.shard_reader import ShardError
 from pipeline.store import Store, StoreAway
-from schemas.geometry import TERMINATED, TRUNCATED
+from schemas.geometry import LIFE_LOST, TERMINATED, TRUNCATED
 from schemas.terms import DatasetTerms
 
 LOW_EPSILON_SHARE = 0.25
@@ -86,7 +86,9 @@ class ReturnsFollower:
 
     def _count(self, columns: dict[str, np.ndarray], followed: _Followed) -> None:
         """An end lies in the stored rows of several sequences: each episode counts once."""
-        has_ended = np.isin(columns["ends"], (TERMINATED, TRUNCATED)) & np.isfinite(columns["episode_return"])
+        has_ended = np.isin(columns["ends"], (TERMINATED, TRUNCATED, LIFE_LOST)) & np.isfinite(
+            columns["episode_return"]
+        )
         for row in np.flatnonzero(has_ended):
             lane, episode = int(columns["lane"][row]), int(columns["episode"][row])
             if followed.counted.get(lane, -1) < episode:

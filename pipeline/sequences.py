@@ -60,6 +60,7 @@ class SequenceBuilder:
         self._next = np.zeros(n, np.int64)  # Its next sequence.
         self._episode = np.zeros(n, np.int64)
         self._game_return = np.zeros(n, np.float64)  # Over all lives of a game.
+        self._game_over = np.zeros(n, bool)  # By the last step: not only a life was lost.
         self._episodes_begun = 0
         self._sequences = 0
         self._env_steps = 0
@@ -67,9 +68,10 @@ class SequenceBuilder:
     def record(self, step: VectorStep, first_lane: int = 0) -> list[Sequence]:
         """Take one vector step of the lanes from ``first_lane`` on; returns the sequences that it completed."""
         emitted: list[Sequence] = []
-        self._cut_failed_lanes(step, first_lane)
+        failed = self._cut_failed_lanes(step, first_lane)
         for row in np.flatnonzero(self._ends[first_lane : first_lane + len(step.reward)]):
             emitted += self._finish(first_lane + row, step.stack[row, -1], step.act.q_values[row])
+        self._game_return[failed] = 0.0
         (rows,) = np.nonzero(step.is_transition)
         lanes = first_lane + rows
         for row in rows[step.first[rows]]:
@@ -78,6 +80,7 @@ class SequenceBuilder:
         self._steps[lanes] += 1
         self._game_return[lanes] += step.reward[rows]
         self._ends[lanes] = self._how_it_ended(step)[rows]
+        self._game_over[lanes] = (step.terminated | step.truncated)[rows]
         past_last_row = self._next * self._geometry.stride + self._geometry.unroll + self._geometry.bootstrap
         for lane in lanes[self._steps[lanes] >= past_last_row[lanes]]:
             emitted.append(self._cut_window(lane))
@@ -101,6 +104,7 @@ class SequenceBuilder:
             self._steps[lane] = stop
             self._game_return[lane] += episode.reward[first:stop].sum(dtype=np.float64)
             self._ends[lane] = ends[stop - 1]
+            self._game_over[lane] = episode.terminated[stop - 1] | episode.truncated[stop - 1]
             if self._steps[lane] == past_last_row:
                 yield self._cut_window(lane)
 
@@ -119,10 +123,11 @@ class SequenceBuilder:
             for sequence in self._finish(lane, observation[lane - first_lane], q_values[lane - first_lane])
         ]
 
-    def _cut_failed_lanes(self, step: VectorStep, first_lane: int) -> None:
-        """A lane that was reset in mid-episode: its environment raised. What was seen of the episode is kept as cut."""
+    def _cut_failed_lanes(self, step: VectorStep, first_lane: int) -> np.ndarray:
+        """Lanes that were reset in mid-episode: their environments raised. What was seen of these is kept as cut."""
         lanes = first_lane + np.flatnonzero(~step.is_transition)
         self._ends[lanes[(self._steps[lanes] > 0) & (self._ends[lanes] == CONTINUES)]] = CUT
+        return lanes
 
     def _begin(self, lane: int | np.intp, history: np.ndarray) -> None:
         before_first = np.arange(-(self._geometry.frame_stack - 1), 0)
@@ -166,7 +171,7 @@ class SequenceBuilder:
         self._q_values[lane, at] = q_values
         last = self._geometry.last_sequence(int(self._steps[lane]))
         emitted = [self._cut_window(lane) for _ in range(self._next[lane], last + 1)]
-        if self._ends[lane] != LIFE_LOST:
+        if self._ends[lane] != LIFE_LOST or self._game_over[lane]:
             self._game_return[lane] = 0.0
         self._steps[lane] = 0
         self._ends[lane] = CONTINUES
@@ -218,7 +223,7 @@ class SequenceBuilder:
             # A state made by two networks belongs to none.
             lineage=self._known_lineages[lineages[0]] if (lineages == lineages[0]).all() else NO_LINEAGE,
             epsilon=float(self._epsilons[lane, acted[-1]]),
-            episode_return=float(self._game_return[lane]) if ends in (TERMINATED, TRUNCATED) else float("nan"),
+            episode_return=float(self._game_return[lane]) if self._game_over[lane] else float("nan"),
             env_steps=self._env_steps,
             q_values=rows(self._q_values, seen, fill=np.nan),
         )

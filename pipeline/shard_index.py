@@ -99,6 +99,7 @@ class ShardIndex:
         """
         new = {name: _Collector() for name in self._listed_collectors() if name not in self._collectors}
         self._collectors = self._collectors | new  # A new object: other threads may be walking through the old one.
+        self._oldest = None
         listed = {name: self._new_shards_of(name) for name in self._collectors_to_list()}
         for name, shards in listed.items():
             self._collectors[name].quiet_polls = 0 if shards else self._collectors[name].quiet_polls + 1
@@ -137,7 +138,6 @@ class ShardIndex:
     def admit(self, arrival: Arrival) -> tuple[np.ndarray, list[ShardName]]:
         """Give the arrival's rows the next ids. Returns these and the shards whose last row was evicted for them."""
         name, rows = arrival.name, arrival.name.sequences
-        self._oldest = None
         self._shards.append(name)
         self._first_ids.append(self.next_id)
         self._first_sequences.append(arrival.first_sequence)
@@ -208,9 +208,10 @@ class ShardIndex:
         return {name: collector.seen for name, collector in self._collectors.items()}
 
     def oldest(self) -> dict[str, int]:
-        """The first shard still held of each collector that has one."""
-        if self._oldest is None:  # Asked for several times a second, changed by admissions only.
-            self._oldest = {name.collector: name.number for name in reversed(self._shards)}
+        """By collector, the first shard that is still held or to be looked at: nobody here needs one before it."""
+        if self._oldest is None:  # Asked for several times a second.
+            self._oldest = {name: each.last_number + 1 for name, each in self._collectors.items()}
+            self._oldest |= {name.collector: name.number for name in reversed(self._shards)}
         return dict(self._oldest)
 
     def skips_older(self, collector: str) -> bool:
@@ -250,6 +251,7 @@ class ShardIndex:
         return self._store.modified_seconds(name.path) or 0.0
 
     def _pass(self, collector: _Collector, number: int) -> None:
+        self._oldest = None
         collector.last_number = max(collector.last_number, number)
         collector.passed = {name for name in collector.passed if name.number > number}
 

@@ -149,6 +149,9 @@ class DictionaryReplay:
             for name in shards:
                 if held.intersection(self.quarry.identities(name)):
                     numbers.setdefault(collector, name.number)
+        for name in self.polled:  # All of its shards have been evicted: the next one counts.
+            if name.collector not in {identity[0] for identity in held}:
+                numbers[name.collector] = max(numbers.get(name.collector, 0), name.number + 1)
         return numbers
 
     def poll(self) -> None:

@@ -37,6 +37,55 @@ def test_case_h_g1_a_halved_checkpoint_is_named_and_the_previous_one_used(tmp_pa
     assert blob.stat().st_size == 2500
 
 
+def cut_short(path):
+    blob = path / "learner.safetensors"
+    blob.write_bytes(blob.read_bytes()[:2500])
+
+
+def names(folder):
+    return [path.name for path in folder.paths()]
+
+
+def test_damaged_checkpoints_never_crowd_out_good_ones_whatever_their_numbers(tmp_path):
+    """All of the newest are damaged, so the run starts over and saves under smaller numbers."""
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for updates in (4000, 5000, 6000):
+        cut_short(folder.save(updates, BLOBS))
+    for updates in (300, 600, 900, 1200):
+        folder = CheckpointFolder(tmp_path, keep=3)
+        folder.load_newest()
+        assert folder.save(updates, BLOBS).exists()
+        found, passed_over = CheckpointFolder(tmp_path, keep=3).load_newest()
+        assert found is not None
+        assert (found.updates, len(passed_over)) == (updates, 3)
+    assert names(folder)[:3] == ["000000600", "000000900", "000001200"]
+
+
+def test_two_good_checkpoints_are_left_beside_a_damaged_one(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    folder.save(4000, BLOBS)
+    cut_short(folder.save(5000, BLOBS))
+    folder.load_newest()
+    folder.save(4500, BLOBS)
+    assert names(folder) == ["000004000", "000004500", "000005000"]
+    folder.save(5500, BLOBS)
+    folder.save(6000, BLOBS)
+    assert names(folder) == ["000005500", "000006000"]
+
+
+def test_a_damaged_checkpoint_is_replaced_when_the_run_comes_there_again(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, BLOBS)
+    cut_short(folder.save(2, BLOBS))
+    found, _ = folder.load_newest()
+    assert found is not None
+    assert found.updates == 1
+    folder.save(2, BLOBS)
+    found, passed_over = CheckpointFolder(tmp_path).load_newest()
+    assert found is not None
+    assert (found.updates, passed_over) == (2, [])
+
+
 @pytest.mark.parametrize("damage", ["missing", "manifest", "flipped"])
 def test_any_damage_is_seen(tmp_path, damage):
     path = CheckpointFolder(tmp_path).save(1, BLOBS)

@@ -1,5 +1,8 @@
 """Evaluation counts whole episodes, each lane a share settled beforehand, so that no length of episode is favoured."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from pipeline.evaluation import play_episodes
@@ -34,3 +37,27 @@ def test_fewer_episodes_than_lanes_leave_the_others_unheard():
     assert [(episode.lane, episode.steps) for episode in played] == [(0, 9), (1, 2)]
     with pytest.raises(ValueError, match="episodes is 0"):
         play([[Episode(1)]], 0)
+
+
+class Replayed:
+    """A rollout of one lane whose steps are given: (is it a transition, does it end the game), reward 1 each."""
+
+    num_lanes = 1
+
+    def __init__(self, steps):
+        self._steps = iter(steps)
+
+    def step(self):
+        is_transition, ends = (np.array([flag]) for flag in next(self._steps))
+        return SimpleNamespace(
+            reward=is_transition.astype(np.float32),
+            is_transition=is_transition,
+            terminated=ends,
+            truncated=np.zeros(1, bool),
+        )
+
+
+def test_an_episode_that_broke_off_because_the_environment_raised_counts_for_nothing():
+    step, end, raised = (True, False), (True, True), (False, False)
+    played = play_episodes(Replayed([step, step, raised, step, end, raised, step, step, end]), 2)
+    assert [(episode.episode_return, episode.steps) for episode in played] == [(2.0, 2), (3.0, 3)]

@@ -6,6 +6,7 @@ from pipeline.dataset import shards_after
 from pipeline.progress import Progress, progress_name
 from pipeline.retention import Retention, RetentionConfig
 from pipeline.verify import verify_dataset
+from tests.pipeline.replay_factory import empty_dataset, make_quarry, make_replay
 from tests.pipeline.sequence_factory import make_dataset, tiny_terms
 
 
@@ -56,6 +57,21 @@ def test_what_nobody_can_vouch_for_stays(store, damage):
     else:
         says(store, "a", {})
     assert Retention(store, RetentionConfig(retain_sequences=4)).enforce() == 0
+
+
+def test_what_a_dead_collector_left_goes_before_what_is_newer(tmp_path):
+    """Its last shard has been evicted, so the run holds nothing of it any more."""
+    quarry = make_quarry(tmp_path, {"a": [4] * 6, "b": [4] * 12})
+    store = empty_dataset(tmp_path / "data")
+    replay = make_replay(store, capacity=16)
+    for collector in ("a", "b"):
+        for name in quarry.shards[collector]:
+            quarry.publish(name, store)
+        replay.poll()
+    store.put(progress_name("run"), replay.progress(0).to_bytes())
+    Retention(store, RetentionConfig(retain_sequences=20)).enforce()
+    assert shards_after(store, "a", -1) == []
+    assert [name.number for name in shards_after(store, "b", -1)] == list(range(7, 12))
 
 
 @pytest.mark.parametrize("field", ["retain_gb", "retain_sequences"])

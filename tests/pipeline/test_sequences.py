@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rollout import Rollout
+from pipeline.rollout import Rollout, VectorStep
 from pipeline.sequences import SequenceBuilder
 from schemas.geometry import ENDS_NAMES, SequenceGeometry
+from schemas.records import ActOutput
 from schemas.shard import PROBE_EVERY
 from schemas.terms import DatasetTerms
 from tests.pipeline.scripted import (
@@ -162,3 +163,50 @@ def test_a_sequence_acted_by_two_networks_has_no_lineage_and_spans_both_versions
         assert (sequence.version_first, sequence.version_last) == (first, first + sequence.num_steps - 1)
         one_network = sequence.version_last < 10 or first >= 10
         assert (sequence.lineage != bytes(16)) == one_network
+
+
+def one_lane_step(*, first=False, life_lost=False, truncated=False, raised=False):
+    """One step of reward 1, or the call in which the environment raised."""
+    act = ActOutput(
+        action=np.zeros(1, np.int64),
+        greedy=np.ones(1, bool),
+        q_values=np.zeros((1, 3), np.float32),
+        core=(np.zeros((1, 3), np.float32),) * 2,
+        version=0,
+        lineage=LINEAGE,
+    )
+    return VectorStep(
+        stack=np.zeros((1, 1, 3), np.float32),
+        first=np.array([first]),
+        act=act,
+        epsilons=np.zeros(1, np.float32),
+        reward=np.array([0.0 if raised else 1.0], np.float32),
+        terminated=np.zeros(1, bool),
+        truncated=np.array([truncated]),
+        life_lost=np.array([life_lost]),
+        is_transition=np.array([not raised]),
+    )
+
+
+FIRST, STEP, LOST = one_lane_step(first=True), one_lane_step(), one_lane_step(life_lost=True)
+OVER, OVER_AND_LOST = one_lane_step(truncated=True), one_lane_step(truncated=True, life_lost=True)
+RAISED = one_lane_step(raised=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "returns"),
+    [
+        ([FIRST, STEP, LOST, FIRST, STEP, OVER, RAISED], [6.0]),
+        ([FIRST, STEP, OVER_AND_LOST, RAISED, FIRST, OVER, RAISED], [3.0, 2.0]),
+        ([FIRST, STEP, LOST, RAISED, FIRST, OVER, RAISED], [2.0]),
+        ([FIRST, STEP, LOST, FIRST, RAISED, FIRST, OVER, RAISED], [2.0]),
+    ],
+    ids=["over all lives", "over as a life is lost", "raises after a life", "raises within a life"],
+)
+def test_a_game_return_is_of_that_game_alone(steps, returns):
+    """In reset mode; what follows an end, like a failure, is no transition."""
+    lanes, _ = scripted_lanes([[Episode(9)]], "reset")
+    geometry = SequenceGeometry(burn_in=0, unroll=20, bootstrap=1, stride=20)
+    builder = SequenceBuilder(DatasetTerms(env=lanes.spec, geometry=geometry, core=CORE), "me", 1)
+    sequences = [sequence for step in steps for sequence in builder.record(step)]
+    assert [s.episode_return for s in sequences if np.isfinite(s.episode_return)] == returns

@@ -117,10 +117,11 @@ def article() -> Preset:
         environment=EnvironmentConfig(),
         geometry=SequenceGeometry(burn_in=0, unroll=80, bootstrap=3, stride=80, frame_stack=4),
         network=NetworkOptions(dense=(), use_previous_reward=False),
-        learner=LearnerConfig(learning_rate=6.25e-5, eta=1.0, target_copy_updates=1000),
+        learner=LearnerConfig(learning_rate=6.25e-5, eta=1.0, target_copy_updates=1000, tbptt=20),
         replay=ReplayConfig(capacity=100_000, alpha=0.5),
         limiter=LimiterConfig(samples_per_insert=0.8, min_sequences=1_000, batch_size=32),
         envs=16,
+        refresh_env_steps=80,  # "Every submission": a lane submits a sequence every 80 steps.
     )
 
 

@@ -54,7 +54,10 @@ class DecodingReplay(ABC, Generic[Drawn]):
 
     @abstractmethod
     def replace(self, drawn: Drawn, ok: np.ndarray) -> Drawn | None:
-        """``drawn`` with other draws where ``ok`` (bool ``[B]``) is False; None when nothing is left to draw."""
+        """``drawn`` with other draws where ``ok`` (bool ``[B]``) is False; None when nothing is left to draw.
+
+        Then, and when it raises OSError, the batch has been taken back.
+        """
 
     @abstractmethod
     def consumed(self, drawn: Drawn | None = None) -> None:

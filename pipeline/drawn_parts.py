@@ -39,18 +39,19 @@ class DrawnParts(Generic[OfMember]):
     def replace(self, ok: np.ndarray, replace_in: Callable[[int, OfMember, np.ndarray], OfMember | None]) -> int | None:
         """Other draws of the same member where ``ok`` (bool ``[B]``) is False, by ``replace_in(member, part, ok)``.
 
-        Returns the member that had nothing left to draw, whose part is gone then; None when all were replaced.
+        Returns the member that had nothing left to draw, whose part is gone then, as it is when one raises; None when
+        all were replaced.
         """
         ends = np.cumsum([len(drawn.ids) for _, drawn in self.parts])[:-1]
         for index, part_ok in enumerate(np.split(ok, ends)):
             member, drawn = self.parts[index]
             if part_ok.all():
                 continue
+            del self.parts[index]  # A member that has no other, or raises, has taken its part back.
             other = replace_in(member, drawn, part_ok)
             if other is None:
-                del self.parts[index]
                 return member
-            self.parts[index] = member, other
+            self.parts.insert(index, (member, other))
         self._gather()
         return None
 

@@ -139,8 +139,10 @@ class RateLimiter:
         self.samples += batch_size
 
     def take_back_draw(self, batch_size: int) -> None:
-        """Uncount a batch that could not be delivered."""
+        """Uncount a batch that could not be delivered; without it there may have been no draw yet."""
         self.samples -= batch_size
+        if self.samples == 0:
+            self._has_drawn, self.prefill = False, self.config.min_sequences
 
     @property
     def sequences_allowed(self) -> int | None:
@@ -158,11 +160,12 @@ class RateLimiter:
 
     def state(self, unconsumed: int = 0) -> dict[str, Any]:
         """JSON-able counters, as if the last ``unconsumed`` samples had not been drawn."""
+        has_drawn = self.samples > unconsumed
         return {
             "inserted": self.inserted,
             "samples": self.samples - unconsumed,
-            "prefill": self._prefill_beside_collectors(),
-            "has_drawn": self._has_drawn,
+            "prefill": self._prefill_beside_collectors() if has_drawn else self.config.min_sequences,
+            "has_drawn": has_drawn,
             "samples_per_insert": self.config.samples_per_insert,
         }
 

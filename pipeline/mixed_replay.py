@@ -155,7 +155,11 @@ class MixedReplay(DecodingReplay[MixedDraw]):
     def replace(self, drawn: MixedDraw, ok: np.ndarray) -> MixedDraw | None:
         """See ``Replay.replace``: what is corrupt is replaced from the dataset that it came from."""
         with self._lock:
-            empty = drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok))
+            try:
+                empty = drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok))
+            except OSError:
+                self.give_back(drawn)
+                raise
             if empty is None:
                 return drawn
             self.give_back(drawn)

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from pipeline.replay_messages import (
     unpack_batch,
 )
 
+Answer = TypeVar("Answer")
 IDS_OF_A_START = 1 << 40  # Ids begin anew when the service starts anew; here those of each start stand apart.
 
 
@@ -69,6 +70,7 @@ class RemoteReplay(DecodingReplay[Received]):
         self._client = secrets.token_hex(8)
         self._incarnations = [description.incarnation]
         self._number, self._consumed = 0, -1
+        self._given_back: set[int] = set()  # Batches that the service has not heard about yet.
         self._outstanding: deque[Received] = deque()
         self._lock, self._draw_lock = threading.RLock(), threading.Lock()
         self._waits_for = ""
@@ -87,14 +89,14 @@ class RemoteReplay(DecodingReplay[Received]):
         self._is_closed = True
         self._decoder.close()
         if not self._connection.is_lost:
-            self._ask("leave", FromClient(client=self._client, consumed=self._consumed))
+            self._ask("leave", FromClient, {})
         self._connection.close()
 
     def poll(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """The service follows the dataset itself; this tells it that we are alive, and fetches its counters."""
         if self._is_closed:
             return
-        answer = self._ask("heartbeat", FromClient(client=self._client, consumed=self._consumed))
+        answer = self._ask("heartbeat", FromClient, {})
         if answer is not None:
             self._metrics = json.loads(answer)["metrics"]
             self.total_priority = float(self._metrics["total_priority"])
@@ -124,13 +126,13 @@ class RemoteReplay(DecodingReplay[Received]):
 
     def replace(self, drawn: Received, ok: np.ndarray) -> Received | None:
         """Report the rows that are not ``ok``: the service gives others for them, and names and counts them."""
+        corrupt = tuple(self._local(drawn.ids[~ok]))
         try:
-            wire = self._fetch(drawn.number, len(ok), tuple(self._local(drawn.ids[~ok])))
+            wire = self._fetch(drawn.number, len(ok), corrupt, self._incarnations[int(drawn.ids[0]) // IDS_OF_A_START])
         except ServiceLost:
             wire = None
         if wire is None or "waits_for" in wire.header:
-            with self._lock:
-                self._outstanding.remove(drawn)
+            self.give_back(drawn)
             return None
         other = self._received(wire, drawn.number)
         with self._lock:
@@ -144,6 +146,12 @@ class RemoteReplay(DecodingReplay[Received]):
             self._outstanding.remove(drawn)
             self._consumed = max(self._consumed, drawn.number)
 
+    def give_back(self, drawn: Received) -> None:
+        """No learner will ever see ``drawn``: it counts for nothing. The service hears of it with the next call."""
+        with self._lock:
+            self._outstanding.remove(drawn)
+            self._given_back.add(drawn.number)
+
     def waits_for(self) -> str:
         """What the last draw, if it was refused, waits for; else empty."""
         return self._waits_for
@@ -152,14 +160,12 @@ class RemoteReplay(DecodingReplay[Received]):
         """See ``Replay.update_priorities``. What cannot be delivered is dropped and counted as stale."""
         ids, priorities = np.asarray(ids, np.int64), np.asarray(priorities, np.float64)
         current = ids // IDS_OF_A_START == len(self._incarnations) - 1
-        request = UpdateRequest(
-            client=self._client,
-            consumed=self._consumed,
-            incarnation=self._incarnations[-1],
-            ids=self._local(ids[current]),
-            priorities=priorities[current].tolist(),
-        )
-        answer = self._ask("update", request) if current.any() else None
+        update = {
+            "incarnation": self._incarnations[-1],
+            "ids": self._local(ids[current]),
+            "priorities": priorities[current].tolist(),
+        }
+        answer = self._ask("update", UpdateRequest, update) if current.any() else None
         delivered = UpdateCounts(*json.loads(answer)) if answer is not None else UpdateCounts(0, 0, 0)
         dropped = len(ids) - sum(delivered)
         self._dropped += dropped
@@ -182,11 +188,9 @@ class RemoteReplay(DecodingReplay[Received]):
     def restore(self, arrays: dict[str, np.ndarray], values: dict[str, Any]) -> str:
         return f"priorities are kept by the replay service at {self._connection.address}"
 
-    def _fetch(self, number: int, batch_size: int, corrupt: tuple[int, ...] = ()) -> WireBatch:
-        request = DrawRequest(
-            client=self._client, consumed=self._consumed, number=number, batch_size=batch_size, corrupt=corrupt
-        )
-        wire = unpack_batch(self._connection.get(request.to_bytes()))
+    def _fetch(self, number: int, batch_size: int, corrupt: tuple[int, ...] = (), incarnation: str = "") -> WireBatch:
+        wanted = {"number": number, "batch_size": batch_size, "corrupt": corrupt, "incarnation": incarnation}
+        wire = unpack_batch(self._send(DrawRequest, wanted, self._connection.get))
         self._meet(wire.header["incarnation"])
         self.total_priority, self.drawable = float(wire.header["total_priority"]), int(wire.header["drawable"])
         return wire
@@ -202,11 +206,21 @@ class RemoteReplay(DecodingReplay[Received]):
         """Ids as the service knows them."""
         return (ids % IDS_OF_A_START).tolist()
 
-    def _ask(self, kind: str, request: FromClient) -> bytes | None:
+    def _ask(self, kind: str, request: type[FromClient], values: dict[str, Any]) -> bytes | None:
         try:
-            return self._connection.act(kind, request.to_bytes())
+            return self._send(request, values, lambda data: self._connection.act(kind, data))
         except ServiceLost:
             return None
+
+    def _send(self, request: type[FromClient], values: dict[str, Any], send: Callable[[bytes], Answer]) -> Answer:
+        """Every request also says what has become of our batches."""
+        with self._lock:
+            consumed, given_back = self._consumed, tuple(self._given_back)
+        data = request(client=self._client, consumed=consumed, given_back=given_back, **values).to_bytes()
+        answer = send(data)
+        with self._lock:
+            self._given_back.difference_update(given_back)
+        return answer
 
     def _meet(self, incarnation: str) -> None:
         """The service that answered may have been started anew since: then it must be the same but for its ids."""

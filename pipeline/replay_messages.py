@@ -3,6 +3,7 @@
     learner                                      service
       describe ────────────────────────────────▶   who it is: run, dataset, terms, largest batch
       draw n, "consumed up to m" ──────────────▶   batch n as it rests in shards, or what it waits for
+      draw n, "these rows are corrupt" ────────▶   batch n with others in their places
       update (ids, priorities) ────────────────▶   how many were applied, stale, refused
       heartbeat ───────────────────────────────▶   counters
       leave ───────────────────────────────────▶
@@ -23,7 +24,7 @@ from pipeline.drawing import DrawnBatch
 from pipeline.parts import WHOLE
 from schemas.terms import DatasetTerms
 
-PROTOCOL = 2
+PROTOCOL = 3
 LARGEST_REQUEST_BYTES = 1 << 20
 LONGEST_NAME = 100
 
@@ -35,7 +36,7 @@ class FromClient:
     """What every request says.
 
     ``client``: a name that the client drew for itself. ``consumed``: all its batches up to this number have reached
-    the learner, -1 for none.
+    the learner, -1 for none; but for those ``given_back``, which no learner will ever see.
 
     Raises:
         ValueError: naming the field, as do those of the requests below.
@@ -43,11 +44,13 @@ class FromClient:
 
     client: str
     consumed: int = -1
+    given_back: Many[int] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(self.client, str) and 0 < len(self.client) <= LONGEST_NAME):
             raise ValueError(f"client is {self.client!r:.80}; allowed: a name of 1 to {LONGEST_NAME} characters")
         _check_whole("consumed", self.consumed, -1)
+        _check_ids("given_back", self.given_back)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -69,11 +72,15 @@ class FromClient:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawRequest(FromClient):
-    """Batch ``number`` of this client, ``batch_size`` sequences. Those in ``corrupt`` (ids) are to be replaced."""
+    """Batch ``number`` of this client, ``batch_size`` sequences.
+
+    Those in ``corrupt`` are to be replaced: ids of the service that called itself ``incarnation``.
+    """
 
     number: int
     batch_size: int
     corrupt: Many[int] = ()
+    incarnation: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

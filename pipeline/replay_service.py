@@ -83,20 +83,18 @@ class ReplayService:
                     return self._packed(drawn)
 
     def _drawn(self, session: "_Session", request: DrawRequest) -> DrawnBatch | None:
-        drawn = session.outstanding.get(request.number)
+        drawn = session.outstanding.pop(request.number, None)
         if drawn is not None and len(drawn.ids) != request.batch_size:
-            self.replay.give_back(session.outstanding.pop(request.number))
+            self.replay.give_back(drawn)
             drawn = None
         if drawn is None:
             if len(session.outstanding) >= MOST_OUTSTANDING:
                 raise ValueError(f"outstanding batches are {len(session.outstanding)}; allowed: consume some first")
             drawn = self._draw_in_turn(request)
-        if drawn is not None:
+        if drawn is not None and request.incarnation == self.description.incarnation:
             ok = ~np.isin(drawn.ids, np.array(request.corrupt, np.int64))
             drawn = drawn if ok.all() else self.replay.replace(drawn, ok)
-        if drawn is None:
-            session.outstanding.pop(request.number, None)
-        else:
+        if drawn is not None:
             session.outstanding[request.number] = drawn
         return drawn
 
@@ -179,6 +177,8 @@ class ReplayService:
             session = self._sessions.setdefault(request.client, _Session())
             session.heard_at = self._clock()
         with session.lock:
+            for number in session.outstanding.keys() & set(request.given_back):
+                self.replay.give_back(session.outstanding.pop(number))
             for number in [n for n in session.outstanding if n <= request.consumed]:
                 self.replay.consumed(session.outstanding.pop(number))
         return session

@@ -8,7 +8,7 @@ N is the sequences of all services drawn from.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,10 +91,12 @@ class SeveralReplays(DecodingReplay[SharedDraw]):
 
     def replace(self, drawn: SharedDraw, ok: np.ndarray) -> SharedDraw | None:
         """See ``RemoteReplay.replace``: what is corrupt is replaced from the service that it came from."""
-        if drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok)) is not None:
-            self.consumed(drawn)
-            return None
-        return drawn
+        if drawn.replace(ok, lambda member, part, part_ok: self._members[member].replace(part, part_ok)) is None:
+            return drawn
+        with self._lock:
+            self._outstanding.remove(drawn)
+        self._give_back(drawn.parts)
+        return None
 
     def consumed(self, drawn: SharedDraw | None = None) -> None:
         with self._lock:
@@ -164,10 +166,13 @@ class SeveralReplays(DecodingReplay[SharedDraw]):
         else:
             return
         # What the others have given is handed back unseen: a batch must be dealt out as a whole.
-        for member, drawn in parts.items():
-            self._members[member].consumed(drawn)
+        self._give_back(parts.items())
         self._begun = None
         self._begin(batch_size)
+
+    def _give_back(self, parts: Iterable[tuple[int, Received]]) -> None:
+        for member, drawn in parts:
+            self._members[member].give_back(drawn)
 
     def _sequences(self, member: int, parts: dict[int, Received]) -> int:
         return parts[member].replay_sequences if member in parts else self._members[member].drawable

@@ -177,9 +177,9 @@ def segment_memory(seed: int, quick: bool) -> dict[str, float]:
 
 
 def batch_costs(seed: int, quick: bool) -> dict[str, float]:
-    """What a further sequence costs the article's network (80 steps, no burn-in), and what it brings."""
+    """What a further sequence costs the article's network (80 steps at once, no burn-in), and what it brings."""
     geometry = article().geometry if not quick else replace(article().geometry, unroll=8, stride=8)
-    learner = _learner(article().network.spec, geometry, article().learner)
+    learner = _learner(article().network.spec, geometry, replace(article().learner, tbptt=0))
     kept, rate = {}, {}
     for sequences in (2, 4):
         sample = _sample(geometry, sequences)

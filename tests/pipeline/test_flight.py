@@ -1,6 +1,7 @@
 """A replay behind Arrow Flight on loopback: the same batches; lost answers, clients and services."""
 
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -72,8 +73,10 @@ def connect():
         yield connect_to
 
 
-def draw(service, number, *, client="one", consumed=-1, batch_size=8, corrupt=()):
-    request = DrawRequest(client=client, number=number, consumed=consumed, batch_size=batch_size, corrupt=corrupt)
+def draw(service, number, *, client="one", batch_size=8, corrupt=(), incarnation=None, **told):
+    incarnation = incarnation or service.description.incarnation
+    wanted = {"number": number, "batch_size": batch_size, "corrupt": corrupt, "incarnation": incarnation}
+    request = DrawRequest(client=client, **wanted, **told)
     return unpack_batch(service.draw(DrawRequest.from_bytes(request.to_bytes())))
 
 
@@ -185,6 +188,36 @@ def test_a_repeated_request_gives_the_same_batch_and_counts_nothing_twice(store)
     assert corrupt[0] not in replaced.ids
     np.testing.assert_array_equal(draw(service, 0, corrupt=corrupt).ids, replaced.ids)
     assert (metrics_of(service)["samples"], metrics_of(service)["corrupt_rows"]) == (16, 1)
+
+
+def test_a_replacement_that_fails_leaves_nothing_behind(store, monkeypatch):
+    clock = Clock()
+    service = make_service(store, clock)
+    first = draw(service, 0)
+
+    def no_descriptors(name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.replay._held.cache, "get", no_descriptors)
+        with pytest.raises(OSError, match="Too many open files"):
+            draw(service, 0, corrupt=[int(first.ids[0])])
+    assert metrics_of(service)["samples"] == 0
+    draw(service, 0)
+    assert metrics_of(service)["samples"] == 8
+    clock.now += LEASE_SECONDS + 1
+    assert service.end_silent_sessions() == 1
+    assert metrics_of(service)["samples"] == 0
+
+
+def test_a_batch_given_back_counts_for_nothing_and_those_around_it_do(store):
+    service = make_service(store)
+    for number in range(3):
+        draw(service, number)
+    for _ in range(2):  # The first answer was lost.
+        draw(service, 3, consumed=0, given_back=[1])
+        assert metrics_of(service)["samples"] == 24
+    assert service.state()[1]["limiter"]["samples"] == 8
 
 
 def test_a_client_that_dies_leaves_nothing_behind_what_it_consumed_stays_counted(store):
@@ -341,6 +374,22 @@ def test_a_service_that_dies_is_waited_for_said_and_taken_up_again(store, connec
         assert remote.update_priorities(after.ids, np.full(8, 100.0)) == (8, 0, 0)
         assert metrics_of(second)["max_priority"] == 100
         assert remote.metrics()["service_losses"] == 1
+
+
+def test_a_corrupt_row_of_an_earlier_start_costs_no_other_sequence(store, connect):
+    with served(make_service(store, seed=1)) as port:
+        remote = connect(port)
+        drawn = remote.draw(8)
+        assert drawn is not None
+    second = make_service(store, seed=2)
+    with served(second, port):
+        while remote.draw(8) is None:
+            time.sleep(0.02)
+        other = remote.replace(drawn, np.arange(8) > 3)
+        assert other is not None
+        assert not np.intersect1d(other.ids, drawn.ids).size
+        metrics = metrics_of(second)
+    assert (metrics["corrupt_rows"], metrics["drawable"]) == (0, 40)
 
 
 def test_an_update_that_overtakes_a_restart_is_stale(store):

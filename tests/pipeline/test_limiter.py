@@ -218,3 +218,14 @@ def test_a_batch_taken_back_is_not_counted():
     draw_all(limit)
     limit.take_back_draw(4)
     assert draw_all(limit) == 1
+
+
+def test_a_first_draw_that_is_taken_back_or_never_consumed_was_none():
+    limit = limiter()
+    limit.insert(12)
+    limit.count_draw(4)
+    assert (limit.state(unconsumed=4)["has_drawn"], limit.state(unconsumed=4)["prefill"]) == (False, 10)
+    limit.take_back_draw(4)
+    limit.insert(30)
+    limit.count_draw(4)
+    assert limit.prefill == 42

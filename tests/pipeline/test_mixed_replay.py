@@ -1,5 +1,6 @@
 """Several datasets in one replay: exact shares, right weights, every priority to its own dataset."""
 
+import errno
 import json
 from collections import Counter
 
@@ -181,6 +182,23 @@ def test_a_corrupt_row_is_replaced_from_its_own_dataset(tmp_path, stores):
         ]
     assert not rows["old", 5]
     assert (mixed.metrics()["mix1_corrupt_rows"], mixed.metrics()["corrupt_rows"]) == (1, 0)
+
+
+def test_a_replacement_that_fails_takes_the_whole_batch_back(stores, monkeypatch):
+    mixed = make_mixed(stores, "old=0.5")
+    drawn = mixed.draw(16)
+    assert drawn is not None
+
+    def no_descriptors(name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mixed._members[1]._held.cache, "get", no_descriptors)
+        with pytest.raises(OSError, match="Too many open files"):
+            mixed.replace(drawn, np.arange(16) < 15)
+    assert (mixed.metrics()["samples"], mixed.metrics()["mix1_samples"]) == (0, 0)
+    assert mixed.sample(16) is not None
+    assert (mixed.metrics()["samples"], mixed.metrics()["mix1_samples"]) == (8, 8)
 
 
 # ---- state

@@ -17,6 +17,7 @@ from rich.table import Table as Shown
 from jobs.analysis import gather, headline
 from jobs.command_line import dry_run, parse, refusing
 from jobs.console import StatusLine, show_warnings
+from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import read_parameters, refuse_misfit
 from jobs.report import short, write_page, write_plots, write_tables
@@ -61,6 +62,7 @@ class AnalyzeFlags:
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         for name, least in (("value_sequences", 1), ("max_bad_shards", 0), ("threads", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: {least} or more")

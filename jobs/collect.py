@@ -20,6 +20,7 @@ from jobs.acting import ActingPolicy
 from jobs.collecting import CollectRun
 from jobs.command_line import dry_run, peek, refuse, refusing
 from jobs.console import StatusLine, show_warnings
+from jobs.devices import refuse_device
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads, read_flags
 from jobs.offline import dataset_tags
 from jobs.presets import CoreOptions, Preset, laptop
@@ -89,6 +90,7 @@ class ActFlags:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         for name in ("envs", "collectors", "threads", "env_steps", "max_minutes"):
             value = getattr(self, name)
             if value is not None and value <= 0:

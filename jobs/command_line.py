@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,18 @@ Flags = TypeVar("Flags")
 # Of a flag that may be given several times, once per value; any other tuple is replaced by the values behind its flag.
 Repeatable = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
 USAGE_ERROR = 2
+_NOT_OF_ITS_TYPE = {  # How tyro says so, and what we say.
+    r"invalid literal for int\(\) with base 10: (.*)": "a whole number",
+    r"could not convert string to float: (.*)": "a number",
+    r"no type matching \{None\}\|INT could be instantiated from \[(.*)\]": "a whole number or None",
+    r"no type matching \{None\}\|FLOAT could be instantiated from \[(.*)\]": "a number or None",
+}
 
 
 def refuse(reason: object) -> NoReturn:
     """End the job with one line on stderr and exit status 2."""
+    if isinstance(reason, FileExistsError | NotADirectoryError) and reason.filename:
+        reason = f"{str(reason.filename)!r} is no folder, or lies below a file; allowed: a folder"
     print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
     sys.exit(USAGE_ERROR)
 
@@ -49,17 +58,31 @@ def parse(flags: type[Flags], argv: Sequence[str], default: Flags, program: str)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
+            parsed = tyro.cli(
                 flags,
                 args=list(argv),
                 default=default,
                 prog=program,
                 config=(tyro.conf.OmitArgPrefixes,),
             )
+        _refuse_not_finite(parsed)
+        return parsed
+    except ValueError as error:
+        refuse(error)
     except SystemExit as stopped:
         if stopped.code in (0, None):
             raise
     refuse(_reason(said.getvalue()))
+
+
+def _refuse_not_finite(flags: Any) -> None:
+    """NaN passes every "above 0", and no flag has a use for infinity."""
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value):
+            _refuse_not_finite(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{field.name} is {value}; allowed: a finite number")
 
 
 def _reason(boxed: str) -> str:
@@ -72,7 +95,10 @@ def _reason(boxed: str) -> str:
         if not ruled
     ]
     reason = next(iter(paragraphs if "╭" in boxed else paragraphs[1:]), "the command line is wrong")
-    return re.sub(r"^Error parsing \S+: (?=.* is .*; allowed)", "", reason)
+    for pattern, allowed in _NOT_OF_ITS_TYPE.items():
+        if found := re.fullmatch(rf"Error parsing --(\S+): {pattern}\.?", reason):
+            return f"{found[1].replace('-', '_')} is {found[2]}; allowed: {allowed}"
+    return re.sub(r"^Error parsing \S+: (?=.*; allowed)", "", reason)
 
 
 def dry_run(resolved: dict[str, Any]) -> NoReturn:

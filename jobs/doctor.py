@@ -53,6 +53,8 @@ class DoctorFlags:
 
     def __post_init__(self) -> None:
         TrackingConfig(uri=self.tracking_uri)
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}; allowed: 1 or more")
         if self.dataset is None and (self.brief or self.fix):
             raise ValueError("brief or fix is set; allowed: with --dataset")
 

@@ -101,6 +101,8 @@ def main(argv: Sequence[str]) -> int:
         if flags.network.follow is not None:
             return _follow(flags, stop)
         network = flags.network
+        if network.out is not None and network.out.is_file():
+            raise ValueError(f"out is {str(network.out)!r}, a file; allowed: a folder")
         source = find_source(network.checkpoint, network.run_id, network.model, flags.tracking.tracking_uri)
         given = flags.source.dataset is not None or flags.source.env is not None
         env = terms.env if terms is not None and (given or source.env is None) else source.env

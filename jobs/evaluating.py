@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jobs.devices import refuse_device
 from jobs.parameters import refuse_misfit
 from pipeline.atari_scores import scores_of
 from pipeline.environments import Camera, EnvironmentConfig, can_film, make_lanes
@@ -62,6 +63,7 @@ class PlayFlags:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol is {self.protocol!r}; allowed: {', '.join(PROTOCOLS)}")
         for name in ("episodes", "envs", "memory_steps", "threads"):

@@ -45,6 +45,8 @@ class DatasetFlags:
     life_loss: str | None = None
 
     def __post_init__(self) -> None:
+        if self.env == "":
+            raise ValueError("env is ''; allowed: a gymnasium id or module:EnvId")
         if self.cache_gb <= 0:
             raise ValueError(f"cache_gb is {self.cache_gb}; allowed: above 0")
 

@@ -15,6 +15,7 @@ import torch
 
 from jobs.command_line import dry_run, parse, peek, refuse, refusing
 from jobs.console import StatusLine, show_warnings
+from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, dataset_uri, default_threads
 from jobs.labelling import Labelling
 from jobs.parameters import read_parameters
@@ -22,7 +23,7 @@ from jobs.presets import DEFAULT_PRESET, CoreOptions, preset_named
 from jobs.run_tags import describe, run_tags
 from jobs.stopping import StopRequest
 from pipeline.action_table import TableConfig
-from pipeline.dataset import agree_on_terms, read_terms
+from pipeline.dataset import agree_on_terms, list_collectors, read_provenance, read_terms
 from pipeline.provenance import provenance
 from pipeline.store import Store, open_store
 from pipeline.tracking import TrackingConfig, make_tracker
@@ -64,6 +65,7 @@ class LabelFlags:
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         for name in ("max_minutes", "threads"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -92,9 +94,10 @@ def main(argv: Sequence[str]) -> int:
             dry_run({**asdict(flags), "out": flags.out_uri, "terms": asdict(out_terms), "device": device})
         torch.set_num_threads(flags.threads)
         parameters = read_parameters(flags.params, "params") if flags.params else None
-        out = open_store(flags.out_uri, create=True)
+        out = open_store(flags.out_uri, create=True, flag="out")
         out.clean_leftovers()
         agree_on_terms(out, out_terms)
+        refuse_foreign(out)
         tracker = make_tracker(
             TrackingConfig(
                 uri=flags.tracking.tracking_uri,
@@ -132,6 +135,17 @@ def main(argv: Sequence[str]) -> int:
     if problem is not None:
         refuse(problem)
     return 0
+
+
+def refuse_foreign(out: Store) -> None:
+    """Sequences that somebody else wrote would be mixed with the labelled ones."""
+    for name in list_collectors(out):
+        try:
+            role = read_provenance(out, name).get("role")
+        except FileNotFoundError:
+            role = None
+        if role != "label":
+            raise ValueError(f"out is {out.uri!r}; allowed: a new folder or one of label.py's, and {name} is neither")
 
 
 def _read(argv: Sequence[str], terms: DatasetTerms | None) -> LabelFlags:

@@ -124,12 +124,13 @@ def _build(
     train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
-        folder = find_run_to_resume(train.run_dir, name, store.uri)
+        folder = find_run_to_resume(train.run_dir, name, store.uri).claim()
         name = folder.record["run"]
     else:
         name = name or new_run_name(store.name, train.seed)
         folder = RunFolder(train.run_dir or Path("runs") / name)
         folder.refuse_used()
+        folder.claim()
     for notice in learner.notices:
         warn(notice)
     if train.init_from is not None:
@@ -204,6 +205,8 @@ def _build(
     status.say(
         f"learn: {terms.env.env_id} from {store.uri} as run {name}, {parameters:,} parameters on {learner.device}"
     )
+    if not terms.core.parts:
+        status.say("learn: the dataset stores no core states, so this network has no recurrence; label.py can add them")
     if services:
         addresses = ", ".join(service.connection.address for service in services)
         status.say(f"learn: draws from {addresses}, publishes parameters as run {publishes_as}")
@@ -242,6 +245,9 @@ def _make_tracker(
 def _wait_for_dataset(flags: LearnFlags, stop: StopRequest, status: StatusLine) -> bool:
     """True when there is one."""
     store = flags.source.store()
+    for flag in ("offline", "resume"):
+        if getattr(flags.train, flag):
+            raise ValueError(f"dataset is {store.uri}; allowed with --{flag}: one that is there")
     started = time.monotonic()
     limit = None if flags.train.max_minutes is None else 60 * flags.train.max_minutes
     while read_terms(store) is None:

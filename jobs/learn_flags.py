@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from jobs.devices import refuse_device
 from jobs.flags import DatasetFlags, TrackingFlags, default_threads
 from jobs.presets import NetworkOptions, Preset, laptop
 from jobs.replays import MixFlags, ServiceFlags
@@ -54,6 +55,7 @@ class TrainFlags:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         for name in ("updates", "epochs", "max_minutes", "threads", "held_out_every"):
             value = getattr(self, name)
             if value is not None and value <= 0:

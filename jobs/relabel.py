@@ -14,6 +14,7 @@ import torch
 
 from jobs.command_line import Repeatable, dry_run, parse, refusing
 from jobs.console import StatusLine, show_warnings
+from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import KINDS, read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
@@ -59,6 +60,7 @@ class RelabelFlags:
     tracking: TrackingFlags = field(default_factory=TrackingFlags)
 
     def __post_init__(self) -> None:
+        refuse_device(self.device)
         for name, least in (("max_bad_shards", 0), ("workers", 0), ("threads", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: {least} or more")
@@ -94,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         _refuse_twins(jobs)
         if flags.dry_run:
             dry_run({**asdict(flags), "terms": asdict(terms), "collectors": len(jobs)})
-        out = open_store(flags.out, create=True)
+        out = open_store(flags.out, create=True, flag="out")
         if out.folders() or out.files():
             raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder")
         torch.set_num_threads(flags.threads)

@@ -96,7 +96,9 @@ def make_replay(
     # A share that is nothing in some batch may be a whole batch's in none: the limiter of a fixed dataset never waits.
     without_ratio = LimiterConfig(batch_size=limiter.batch_size, min_sequences=1, samples_per_insert=None)
     for number, share in enumerate(shares, start=1):
-        other = open_store(share.uri)
+        other = open_store(share.uri, flag="mix")
+        if other.uri == store.uri:
+            raise ValueError(f"mix is {share.uri}; allowed: other datasets than the one that is trained on")
         refuse_other_terms(share.uri, read_terms(other), terms)
         generator = np.random.default_rng([seed, number])
         others[share] = Replay(other, terms, config, without_ratio, generator=generator)

@@ -156,13 +156,14 @@ class Serving:
         if part != WHOLE and run_dir is None:
             run_dir = Path("runs") / f"{serve_flags.run_name}-part-{part.index}"
         if serve_flags.resume:
-            self._folder = find_run_to_resume(run_dir, serve_flags.run_name, store.uri, JOB)
+            self._folder = find_run_to_resume(run_dir, serve_flags.run_name, store.uri, JOB).claim()
             name = self._folder.record["run"]
         else:
             drawn_name = f"replay-{store.name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             name = serve_flags.run_name or drawn_name
             self._folder = RunFolder(run_dir or Path("runs") / name)
             self._folder.refuse_used()
+            self._folder.claim()
         self._replay = make_replay(
             store, terms, flags.replay, flags.limiter, shares=flags.mixing.shares(), seed=serve_flags.seed, part=part
         )
@@ -210,6 +211,7 @@ class Serving:
             self._save()
         self._progress.close(clean=clean)
         self._replay.close()
+        self._folder.release()
 
     def summary(self) -> str:
         counts = self._replay.metrics()
@@ -243,7 +245,7 @@ class Serving:
             samples=int(counts["samples"]),
             sequences=int(counts["size"]),
             samples_per_insert=counts["samples_per_insert"],
-            waits_for=self._replay.waits_for(),
+            waits_for=self._replay.waits_for() if self._service.clients else "a learner",
         )
 
 

@@ -136,6 +136,7 @@ class Training:
             self._progress.close(clean=not failed)
         self._report.close(failed=failed, gone_by=stop.gone_by)
         self._replay.close()
+        self._folder.release()
         return written
 
     def summary(self) -> str:

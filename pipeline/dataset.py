@@ -90,6 +90,8 @@ def read_terms(store: Store) -> DatasetTerms | None:
         return DatasetTerms.from_bytes(store.get(TERMS_NAME))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{store.uri}/{TERMS_NAME} cannot be used: {error}") from error
 
 
 def agree_on_terms(store: Store, terms: DatasetTerms) -> None:

@@ -84,7 +84,7 @@ def refuse_shares(shares: list[Share]) -> None:
 def refuse_other_terms(uri: str, terms: DatasetTerms | None, main: DatasetTerms) -> None:
     """Raise ValueError unless rows of the dataset ``uri`` fit into batches of the main one."""
     if terms is None:
-        raise ValueError(f"mix is {uri}; allowed: a dataset, and there is none")
+        raise ValueError(f"mix is {uri}; allowed: a folder with a dataset, and there is none")
     differences = main.differences(terms)
     if differences:
         raise ValueError(f"mix is {uri}; allowed: a dataset of the same terms ({'; '.join(differences)})")

@@ -130,6 +130,8 @@ def system_monitors() -> list[Any]:
 @contextlib.contextmanager
 def _readable(uri: str) -> Iterator[Any]:
     """A client to read with; MLflow's errors become one ValueError."""
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise ValueError(f"tracking_uri is {uri!r}; allowed: a database that is there")  # MLflow would make one.
     quiet_mlflow()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient

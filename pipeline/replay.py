@@ -121,6 +121,7 @@ class Replay(DecodingReplay[Drawn]):
                     with self._lock:
                         held.finish_indexing()
                         self._restored = None
+                        self._waiting.note("")
             if self._polls % UNKNOWN_FILES_POLLS == 0:
                 with contextlib.suppress(StoreAway):
                     held.name_unknown_files()

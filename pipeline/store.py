@@ -175,25 +175,30 @@ class LocalStore:
         _sync_folder(folder.parent)
 
 
-def open_store(uri: str, *, create: bool = False, cache_bytes: int = DEFAULT_CACHE_BYTES) -> Store:
+def open_store(
+    uri: str, *, create: bool = False, cache_bytes: int = DEFAULT_CACHE_BYTES, flag: str = "dataset"
+) -> Store:
     """The store behind a path, a ``file://`` URI or that of an object store.
 
     Args:
         create: make the root folder, and those above it.
         cache_bytes: of an object store's local copies.
+        flag: what the errors call it.
 
     Raises:
-        ValueError: another kind of URI.
+        ValueError: another kind of URI, or a file; names ``flag``.
     """
     parts = urlsplit(uri)
     if parts.scheme in SCHEMES and parts.netloc:
         return ObjectStore(uri, cache_bytes=cache_bytes)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         raise ValueError(
-            f"dataset is {uri!r}; allowed: a folder of this machine, file:///folder, or "
+            f"{flag} is {uri!r}; allowed: a folder of this machine, file:///folder, or "
             "s3://bucket/prefix (gs://, az://)"
         )
     store = LocalStore(Path(parts.path if parts.scheme else uri).expanduser())
+    if any(path.is_file() for path in (store.root, *store.root.parents)):
+        raise ValueError(f"{flag} is {uri!r}, which is a file or below one; allowed: a folder")
     if create:
         store.prepare()
     return store

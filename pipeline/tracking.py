@@ -15,6 +15,7 @@ from pipeline.charts import Chart
 from pipeline.model_folder import ModelFolder
 
 DEFAULT_URI = "sqlite:///mlflow.db"
+SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")  # As MLflow has them.
 NONE = "none"
 CLOSE_SECONDS = 60.0
 LEAST_CLOSE_SECONDS = 2.0
@@ -77,8 +78,7 @@ class TrackingConfig:
     system_metrics: bool = False
 
     def __post_init__(self) -> None:
-        scheme = urlsplit(self.uri).scheme
-        if self.uri != NONE and (scheme in ("", "file") or len(scheme) == 1):
+        if self.uri != NONE and urlsplit(self.uri).scheme.partition("+")[0] not in SCHEMES:
             raise ValueError(
                 f"tracking_uri is {self.uri!r}; allowed: {NONE}, {DEFAULT_URI}, http://host:port or another database "
                 "(MLflow no longer stores runs in plain folders)"

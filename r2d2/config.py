@@ -59,6 +59,11 @@ class NetworkSpec:
     use_previous_reward: bool = True
     dueling_width: int = 512
 
+    def differences(self, other: "NetworkSpec") -> str:
+        """Each field that differs, as ``core.width is 77, not 128``."""
+        ours, theirs = _flat(asdict(self)), _flat(asdict(other))
+        return "; ".join(f"{name} is {ours[name]}, not {theirs[name]}" for name in ours if ours[name] != theirs[name])
+
     def __post_init__(self) -> None:
         for field in ("num_actions", "frame_stack", "dueling_width"):
             _require(field, getattr(self, field), getattr(self, field) >= 1, "1 or more")
@@ -231,3 +236,10 @@ class LearnerConfig:
 def _require(field: str, value: Any, holds: bool, allowed: str) -> None:
     if not holds:
         raise ValueError(f"{field} is {value}; allowed: {allowed}")
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+    return found

@@ -236,7 +236,7 @@ class Learner:
             ValueError: a network of another description; nothing is changed.
         """
         if parameters.spec != self.spec:
-            raise ValueError(f"the network is {parameters.spec}; allowed: {self.spec}")
+            raise ValueError(f"the network differs: {parameters.spec.differences(self.spec)}; allowed: the same one")
         load_tensors(self.network, parameters.tensors, "parameters")
         self._copy_target()
         self.lineage = parameters.lineage
@@ -268,7 +268,7 @@ class Learner:
             raise ValueError(f"the saved state of a learner has no {', '.join(sorted(missing))}")
         spec = NetworkSpec.from_json(values["spec"])
         if spec != self.spec:
-            raise ValueError(f"the network of the saved state is {spec}; allowed: {self.spec}")
+            raise ValueError(f"the network differs: {self.spec.differences(spec)}; allowed: that of the saved state")
         for part, module in (("network", self.network), ("target", self.target), ("initializer", self.initializer)):
             if module is not None:
                 load_tensors(module, tensors_under(part, tensors), part)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.label import main
+from jobs.label import main, refuse_foreign
 from pipeline.action_table import open_table, table_name
-from pipeline.dataset import list_collectors, read_provenance
+from pipeline.dataset import list_collectors, read_provenance, write_provenance
 from pipeline.decode import BatchDecoder
 from pipeline.labelled_shards import LabelledRows, decode_rows, encode_labelled
 from pipeline.lane_labels import LaneLabels
@@ -24,6 +24,7 @@ from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
 from tests.golden_replay import LINEAGE, check_all, collect_golden, read_back
 from tests.jobs.test_relabel import BREAKOUT, CARTPOLE, GEOMETRY, LSTM, PONG, rows_of
+from tests.pipeline.sequence_factory import make_dataset, tiny_terms
 from tests.processes import start, until
 from tests.raw_twin import raw_twin
 
@@ -249,3 +250,14 @@ def test_a_network_for_another_core_is_refused_in_one_line(tmp_path, capsys):
     assert stopped.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert "core of the network is" in line
+
+
+def test_labelled_sequences_are_not_mixed_into_a_dataset_of_somebody_else(tmp_path):
+    store = make_dataset(tmp_path, tiny_terms(), 4)
+    for origin in (None, {"role": "collect"}):
+        if origin is not None:
+            write_provenance(store, "c0", origin)
+        with pytest.raises(ValueError, match=r"allowed: a new folder or one of label\.py's, and c0 is neither"):
+            refuse_foreign(store)
+    write_provenance(store, "c0", {"role": "label"})
+    refuse_foreign(store)

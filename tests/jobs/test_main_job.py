@@ -173,6 +173,25 @@ def columns_of(store: LocalStore) -> dict[str, list]:
         ("learn.py", ["--capacity", "100"], "capacity is 100; allowed: 500"),
         ("learn.py", ["--tbptt", "-1"], "tbptt is -1; allowed"),
         ("learn.py", ["--no-such-flag"], "no-such-flag"),
+        ("learn.py", ["--dataset", "stored", "--mix", "stored=0.5"], "mix is stored; allowed: other datasets than"),
+        ("learn.py", ["--dataset", "nowhere", "--offline"], "allowed with --offline: one that is there"),
+        ("learn.py", ["--dataset", "nowhere", "--resume"], "allowed with --resume: one that is there"),
+        ("learn.py", ["--dataset", "broken"], "broken/dataset.json cannot be used: "),
+        ("learn.py", ["--max-minutes", "nan"], "max_minutes is nan; allowed: a finite number"),
+        ("learn.py", ["--offline", "--epochs", "inf"], "epochs is inf; allowed: a finite number"),
+        ("collect.py", ["--cache-gb", "nan"], "cache_gb is nan; allowed: a finite number"),
+        ("collect.py", ["--env-steps", "abc"], "env_steps is 'abc'; allowed: a whole number or None"),
+        ("collect.py", ["--envs", "1.5"], "envs is '1.5'; allowed: a whole number"),
+        ("collect.py", ["--sticky", "abc"], "sticky is 'abc'; allowed: a number or None"),
+        ("collect.py", ["--core-width", "0"], "core layers and width are 1 and 0; allowed: 1 or more"),
+        ("collect.py", ["--env", ""], "env is ''; allowed: "),
+        ("collect.py", ["--tracking-uri", "foo://x"], "tracking_uri is 'foo://x'; allowed: none, sqlite"),
+        ("collect.py", ["--dataset", "a file"], "dataset is 'a file', which is a file or below one; allowed: a folder"),
+        ("learn.py", ["--dataset", "stored", "--run-dir", "a file"], "'a file' is no folder"),
+        ("doctor.py", ["--dataset", "a file/below"], "dataset is 'a file/below', which is a file or below one"),
+        ("doctor.py", ["--dataset", "stored", "--threads", "0"], "threads is 0; allowed: 1 or more"),
+        *((script, ["--device", "foo"], "device is 'foo'; allowed on this machine: cpu") for script in
+          ("collect.py", "learn.py", "evaluate.py", "analyze.py", "label.py", "relabel.py")),
         ("doctor.py", ["--dataset", "nowhere"], "dataset is 'nowhere'; allowed: a folder with a dataset.json"),
     ],
 )  # fmt: skip
@@ -185,7 +204,10 @@ def test_bad_input_gets_one_line_and_status_2(tmp_path, monkeypatch, capsys, scr
     from schemas.terms import DatasetTerms
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "stored").mkdir()
+    for folder in ("stored", "broken"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "broken" / "dataset.json").write_text("{x")
+    (tmp_path / "a file").touch()
     geometry = SequenceGeometry(burn_in=20, unroll=40, bootstrap=5, stride=20, frame_stack=2)
     env = make_lanes(EnvironmentConfig(), 1).spec
     agree_on_terms(

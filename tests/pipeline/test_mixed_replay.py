@@ -290,5 +290,5 @@ def test_shares_that_leave_nothing_or_name_a_dataset_twice_are_refused():
 def test_a_dataset_of_other_terms_is_refused_by_the_field():
     with pytest.raises(ValueError, match=r"mix is old; allowed: .*identity.life_loss: off here, roll there"):
         refuse_other_terms("old", tiny_terms(life_loss="roll"), TERMS)
-    with pytest.raises(ValueError, match="mix is old; allowed: a dataset, and there is none"):
+    with pytest.raises(ValueError, match="mix is old; allowed: a folder with a dataset, and there is none"):
         refuse_other_terms("old", None, TERMS)

@@ -80,7 +80,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(make_learner, vector_spec,
     trace(learner, samples[:1])
     tensors, values = learner.state()
     other = make_learner(spec=replace(vector_spec, num_actions=4))
-    with pytest.raises(ValueError, match=r"num_actions=3.*allowed.*num_actions=4"):
+    with pytest.raises(ValueError, match="num_actions is 4, not 3; allowed: that of the saved state"):
         other.restore(tensors, values)
     with pytest.raises(ValueError, match="no updates"):
         learner.restore(tensors, {k: v for k, v in values.items() if k != "updates"})

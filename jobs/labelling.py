@@ -270,7 +270,8 @@ class Labelling:
 
     def _waits_for(self) -> str:
         if self._network is None:
-            return self._follower.reason or f"parameters in {self._out.uri}; start python jobs/learn.py --dataset on it"
+            waits_for = self._follower.reason or "parameters"
+            return f"{waits_for} in {self._out.uri}; start one with python jobs/learn.py --dataset {self._out.uri}"
         return ""
 
     def _show(self, status: StatusLine) -> None:

@@ -325,7 +325,7 @@ class RunFollower:
         runs = self._runs
         live = [name for name in runs if runs[name].is_live(now)]
         if len(runs) > 1 and any(each.may_turn_out_live(now) for each in runs.values()):
-            self.reason = f"watching which run is live: {', '.join(runs)}"
+            self.reason = f"a sign of which run is live: {', '.join(runs)}"
             return
         candidates = live
         if self.run is None:
@@ -334,5 +334,5 @@ class RunFollower:
             self.run = candidates[0]
         elif len(live) > 1 and not self._has_decided:
             raise SeveralLiveRuns(f"follow is not set; allowed: one of the live runs, {', '.join(live)}")
-        self.reason = f"several runs, choose with --follow: {', '.join(candidates)}" if candidates else "no run yet"
+        self.reason = f"--follow, to choose one of: {', '.join(candidates)}" if candidates else "a learner's run"
         self._has_decided = True

@@ -184,7 +184,7 @@ def test_without_a_run_the_collector_runs_free_and_follows_the_first_that_appear
     follower = RunFollower(store, clock=clock)
     follower.poll()
     assert follower.run is None
-    assert follower.may_collect(10**6, "me") == (True, "no run yet")
+    assert follower.may_collect(10**6, "me") == (True, "a learner's run")
     say(store, "first")
     follower.poll()
     assert follower.run == "first"
@@ -221,7 +221,7 @@ def test_of_several_runs_none_of_which_is_live_none_is_followed_and_that_is_said
     clock.now += LIVE_SECONDS + 0.1
     follower.poll()
     assert follower.run is None
-    assert follower.may_collect(10**6, "me") == (True, "several runs, choose with --follow: x, y")
+    assert follower.may_collect(10**6, "me") == (True, "--follow, to choose one of: x, y")
 
 
 def test_several_live_runs_are_refused_by_name_at_the_start(store, clock):
@@ -302,7 +302,7 @@ def test_runs_that_become_live_later_are_not_fatal(store, clock):
     follower.poll()
     beat_all(follower, store, clock, ["one", "two"], range(2, 12))
     assert follower.run is None
-    assert follower.may_collect(0, "me") == (True, "several runs, choose with --follow: one, two")
+    assert follower.may_collect(0, "me") == (True, "--follow, to choose one of: one, two")
 
 
 def test_liveness_is_judged_by_the_watchers_clock_not_by_what_the_file_says(store, clock, tmp_path):

@@ -38,7 +38,8 @@ class CompareFlags:
         run_id: a run, repeatable; default: all those of the experiment that the other flags choose.
         tag: ``name=value``, repeatable: only runs with this tag. Without any: the learners' runs.
         parent_run_id: only the parts of this sweep.
-        group_by: tag that runs of one group share; its seeds become one curve. ``run``: every run by itself.
+        group_by: tag that runs of one group share, and the game with it; its seeds become one curve. ``run``: every run
+            by itself.
         metric: of the curves; default: the first of evaluation, least exploring lanes, all lanes that a run has.
         smooth: points that each point of a curve is the mean of.
         seed: of the bootstrap.
@@ -84,41 +85,37 @@ def main(argv: Sequence[str]) -> int:
         runs = [_compared(run, flags) for run in _choose(flags)]
         if not runs:
             refuse("no run is chosen; allowed: other --tag, --run-id or --experiment")
-        groups: dict[str, list[Compared]] = {}
-        for each in runs:
-            key = each.run.name if flags.group_by == "run" else each.run.tags.get(flags.group_by, "-")
-            groups.setdefault(key, []).append(each)
-        labels = {key: _label(key, members, flags.group_by) for key, members in groups.items()}
-        show(groups, labels, np.random.default_rng(flags.seed))
+        groups = _grouped(runs, flags.group_by)
+        show(groups, np.random.default_rng(flags.seed))
         if any(each.curves for each in runs):
-            plot(groups, labels, flags.out, np.random.default_rng(flags.seed))
+            plot(groups, flags.out, np.random.default_rng(flags.seed))
             print(f"compare: curves in {flags.out}")
         else:
             print("compare: no run has a return yet, so there are no curves")
     return 0
 
 
-def show(groups: dict[str, list[Compared]], labels: dict[str, str], generator: np.random.Generator) -> None:
+def show(groups: dict[str, list[Compared]], generator: np.random.Generator) -> None:
     """A row per run, and one per group of several."""
     table = Table("group", "run", "seed", "minutes", *COUNTS.values(), "return, last", "return, best", "of")
-    for key, members in groups.items():
+    for label, members in groups.items():
         for each in members:
             cells = [_cell(each.run.metrics.get(name)) for name in COUNTS]
             y = each.curves[ENV_STEPS].y if each.curves else np.array([])
             ends = [_cell(y[-1]), _cell(y.max())] if len(y) else ["-", "-"]
-            row = [labels[key], each.run.name, each.run.tags.get("seed", "-"), _cell(_minutes(each)), *cells]
+            row = [label, each.run.name, each.run.tags.get("seed", "-"), _cell(_minutes(each)), *cells]
             table.add_row(*row, *ends, each.metric or "-")
         lasts = np.array([each.curves[ENV_STEPS].y[-1] for each in members if each.curves])
         if len(lasts) > 1:
             low, high = bootstrap_interval(lasts, generator)
             mean = f"{lasts.mean():.4g} ({low:.4g} to {high:.4g})"
             blanks = [""] * (2 + len(COUNTS))
-            table.add_row(f"[bold]{labels[key]}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", "")
+            table.add_row(f"[bold]{label}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", "")
         table.add_section()
     Console(highlight=False).print(table)
 
 
-def plot(groups: dict[str, list[Compared]], labels: dict[str, str], path: Path, generator: np.random.Generator) -> None:
+def plot(groups: dict[str, list[Compared]], path: Path, generator: np.random.Generator) -> None:
     """Mean and 95 % bootstrap interval of each group, by env steps and by hours."""
     import matplotlib
 
@@ -128,13 +125,13 @@ def plot(groups: dict[str, list[Compared]], labels: dict[str, str], path: Path, 
     with pyplot.rc_context(STYLE):
         figure, all_axes = pyplot.subplots(1, len(AXES), figsize=(10, 3.8), dpi=120, layout="constrained")
         for axes, (over, unit) in zip(all_axes, AXES.items(), strict=True):
-            for number, (key, members) in enumerate(groups.items()):
+            for number, (label, members) in enumerate(groups.items()):
                 curves = [each.curves[over] for each in members if each.curves]
                 if not curves:
                     continue
                 colour, band = COLOURS[number % len(COLOURS)], band_of(curves, generator)
                 seeds = f" ({band.seeds} seeds)" if band.seeds > 1 else ""
-                axes.plot(band.x, band.mean, color=colour, lw=1.6, label=f"{labels[key]}{seeds}")
+                axes.plot(band.x, band.mean, color=colour, lw=1.6, label=f"{label}{seeds}")
                 if band.seeds > 1:
                     axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, lw=0)
                     for curve in curves:
@@ -175,12 +172,25 @@ def _compared(run: Run, flags: CompareFlags) -> Compared:
     return Compared(run, histories, metric, curves)
 
 
-def _label(key: str, members: list[Compared], group_by: str) -> str:
-    """Settings are a hash: what a person knows them by is the game and the preset."""
-    if group_by != "settings":
-        return key
-    tags = members[0].run.tags
-    return f"{tags.get('game', '?').split('/')[-1]} {tags.get('preset', '?')} {key}"
+def _grouped(runs: list[Compared], group_by: str) -> dict[str, list[Compared]]:
+    """By label. Returns of different games are never averaged, whatever tag they share."""
+    groups: dict[tuple[str, str], list[Compared]] = {}
+    for each in runs:
+        tags, run = each.run.tags, each.run
+        key = run.run_id if group_by == "run" else tags.get(group_by, "-")
+        groups.setdefault((tags.get("game", "?"), key), []).append(each)
+    several = len({game for game, _ in groups}) > 1 and group_by not in ("run", "game")
+    return {_label(game, key, members[0].run, group_by, several): members for (game, key), members in groups.items()}
+
+
+def _label(game: str, key: str, run: Run, group_by: str, several_games: bool) -> str:
+    """Settings are a hash: what a person knows them by is the game and the preset. Names may occur twice."""
+    short = game.removeprefix("ALE/")
+    if group_by == "run":
+        return f"{run.name} {run.run_id[:8]}"
+    if group_by == "settings":
+        return f"{short} {run.tags.get('preset', '?')} {key}"
+    return f"{short} {key}" if several_games else key
 
 
 def _minutes(each: Compared) -> float | None:

@@ -13,11 +13,12 @@ from pipeline.provenance import commit
 from pipeline.store import Store
 from schemas.specs import EnvSpec
 
-# What two runs may differ in and still be two tries of one thing.
+# What two runs may differ in and still be two tries of one thing. Flags of the environment, set or not, say less than
+# its description, which is taken instead.
 PER_RUN = frozenset({
     "seed", "run_name", "run_dir", "resume", "tracking_uri", "experiment", "parent_run_id", "dataset", "preset",
     "updates", "epochs", "max_minutes", "env_steps", "dry_run", "device", "threads", "checkpoint_seconds",
-    "checkpoint_updates", "keep",
+    "checkpoint_updates", "keep", "env", "env_arg", "sticky", "life_loss",
 })  # fmt: skip
 
 
@@ -41,13 +42,13 @@ def run_tags(
     if store is not None:
         tags |= {"dataset": store.name, "dataset_uri": store.uri}
     if flags is not None:
-        tags["settings"] = settings_of(flags)
+        tags["settings"] = settings_of(env, flags)
     return tags | more
 
 
-def settings_of(flags: dict[str, Any]) -> str:
-    """Eight hexadecimal digits."""
-    text = json.dumps(_kept(flags), sort_keys=True, default=str)
+def settings_of(env: EnvSpec, flags: dict[str, Any]) -> str:
+    """Eight hexadecimal digits of the environment as it is described and of all that ``flags`` add to it."""
+    text = json.dumps({"identity": env.to_json(), "flags": _kept(flags)}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

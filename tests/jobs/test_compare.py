@@ -58,6 +58,21 @@ def test_runs_can_be_named_and_grouped_by_any_tag(uri, capsys, monkeypatch):
     assert "a1" not in said
 
 
+def test_returns_of_different_games_are_never_one_mean(uri, capsys, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("COLUMNS", "200")
+    client = MlflowClient(tracking_uri=uri)
+    runs = {run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])}
+    client.set_tag(runs["a1"].info.run_id, "game", "ALE/Breakout-v5")
+    for group_by in ("settings", "role"):
+        assert compare.main(["--tracking-uri", uri, "--group-by", group_by, "--tag", "settings=aa"]) == 0
+        said = capsys.readouterr().out
+        assert "seeds" not in said
+        assert "Pong-v5" in said
+        assert "Breakout-v5" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.command_line import parse, refusing
+from jobs.command_line import Repeatable, parse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import default_threads
 from jobs.relabelling import collector_start
@@ -41,7 +41,7 @@ class ExportFlags:
     dataset: str = "data/pong"
     out: Path | None = None
     format: str = "parquet"
-    where: tuple[str, ...] = ()
+    where: Repeatable = ()
     max_bad_shards: int = 0
     threads: int = 1
 

@@ -70,6 +70,13 @@ def test_rows_mean_what_the_file_says_they_mean(tmp_path):
     assert {len(row["observation"]) for row in rows} == {size}
 
 
+def test_every_condition_must_hold(tmp_path):
+    store = make_dataset(tmp_path / "d", tiny_terms(), 40)
+    out = tmp_path / "out"
+    assert main(["--dataset", str(store.root), "--out", str(out), "--where", "steps>=8", "--where", "steps<=9"]) == 0
+    assert {8 <= episode.facts.steps <= 9 for episode in read_steps(out)} == {True}
+
+
 def test_episodes_are_chosen_and_a_used_folder_is_refused(tmp_path, capsys):
     store = make_dataset(tmp_path / "d", tiny_terms(), 40)
     out = tmp_path / "out"

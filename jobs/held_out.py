@@ -32,7 +32,8 @@ class HeldOutCheck:
             raise ValueError(f"held_out is {share}; allowed: a share that leaves an episode to learn from")
         count = len(self.sequences.rows)
         self._chosen = np.unique(np.linspace(0, count - 1, min(MOST, count)).astype(int)).tolist()
-        self._followed = discounted_returns(store, terms, gamma, LeftOut(len(list_shards(store))))
+        apart = {(collector, episode) for collector, episode, _ in self.sequences.episodes}
+        self._followed = discounted_returns(store, terms, gamma, LeftOut(len(list_shards(store))), of=apart)
         self._decoder = BatchDecoder(terms)
 
     @torch.no_grad()

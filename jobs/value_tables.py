@@ -66,8 +66,9 @@ def value_tables(
     if parameters.acting is not None:
         config = config.with_acting_values(parameters.acting)
     left_out = LeftOut(len(list_shards(store)))
-    followed = discounted_returns(store, terms, config.gamma, left_out)
     chosen = _evenly(facts, sequences)
+    episodes = set(zip(facts["collector"][chosen].tolist(), facts["episode"][chosen].tolist(), strict=True))
+    followed = discounted_returns(store, terms, config.gamma, left_out, of=episodes)
     measured: list[_Measured] = []
     run = _Run(store, terms, parameters, config, device)
     for begin in range(0, len(chosen), BATCH):
@@ -110,7 +111,7 @@ class _Run:
         self._decoder.close()
 
     def _find_rows(self) -> None:
-        """(collector, sequence number) -> where it lies; numbers in a shard are consecutive."""
+        """(collector, sequence number) -> where it lies; a shard without an intact row holds none of the facts'."""
         self._places: dict[str, tuple[np.ndarray, list[ShardName]]] = {}
         firsts: dict[str, list[tuple[int, ShardName]]] = {}
         for name in self._names:
@@ -118,7 +119,8 @@ class _Run:
                 shard = open_listed(self._store, self._terms, name)
             except ShardError:
                 continue
-            firsts.setdefault(name.collector, []).append((int(shard.columns["sequence"][0]), name))
+            if (first := shard.first_sequence()) is not None:
+                firsts.setdefault(name.collector, []).append((first, name))
         for collector, found in firsts.items():
             found.sort()
             self._places[collector] = np.array([first for first, _ in found]), [name for _, name in found]

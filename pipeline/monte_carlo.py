@@ -1,5 +1,7 @@
 """What really followed each step: discounted returns of whole stored episodes."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from pipeline.row_faults import owned_steps
@@ -13,12 +15,12 @@ EpisodeKey = tuple[str, int]
 
 
 def discounted_returns(
-    store: Store, terms: DatasetTerms, gamma: float, left_out: LeftOut
+    store: Store, terms: DatasetTerms, gamma: float, left_out: LeftOut, *, of: Collection[EpisodeKey] | None = None
 ) -> dict[EpisodeKey, np.ndarray]:
     """Per (collector, episode) the return from each step on, float64 ``[E]``, of episodes that are known to their end.
 
-    Only those that terminated: what follows a truncation or a cut is unknown. Reads three small columns and holds 8
-    bytes a step.
+    Only those that terminated: what follows a truncation or a cut is unknown. A corrupt row is a missing part. Reads
+    and verifies the rows of the episodes ``of`` (default: all) and holds 8 bytes a step.
     """
     rewards: dict[EpisodeKey, list[np.ndarray]] = {}
     known: dict[EpisodeKey, int] = {}
@@ -35,6 +37,11 @@ def discounted_returns(
         episodes, ends = columns["episode"].tolist(), columns["ends"].tolist()
         for row, start in enumerate(columns["start"].tolist()):
             key = name.collector, episodes[row]
+            if of is not None and key not in of:
+                continue
+            if not shard.checksums_ok([row])[0]:
+                left_out.rows([(name.path, row)])
+                continue
             parts = rewards.setdefault(key, [])
             if start != len(parts) * terms.geometry.stride:
                 known[key] = -1  # A part is missing.

@@ -121,6 +121,12 @@ class Shard:
         """Which of ``rows`` are what their checksums say, bool. Reads their frames but does not decode them."""
         return np.array([row_is_intact(self.row(int(row)), self.layout) for row in rows], bool)
 
+    def first_sequence(self) -> int | None:
+        """The number of row 0, as the first intact row says: numbers are consecutive. None where none is intact."""
+        intact = (row for row in range(self.num_rows) if row_is_intact(self.row(row), self.layout))
+        row = next(intact, None)
+        return None if row is None else int(self.columns["sequence"][row]) - row
+
     def close(self) -> None:
         """Let go of the map, which disappears with the last view given out. The shard is not to be used any more."""
         self.__dict__.clear()

@@ -6,6 +6,7 @@ import pytest
 
 from jobs.analysis import gather
 from jobs.analyze import main
+from jobs.value_tables import value_tables
 from pipeline.environments import EnvironmentConfig
 from pipeline.episodes import EpisodeReader
 from pipeline.monte_carlo import discounted_returns
@@ -13,12 +14,12 @@ from pipeline.offline_tables import dataset_tables
 from pipeline.scan import LeftOut, TooManyFaults, dataset_digest, list_shards
 from pipeline.store import LocalStore
 from r2d2.config import LearnerConfig
-from r2d2.serialize import params_to_bytes
+from r2d2.serialize import params_from_bytes, params_to_bytes
 from schemas.geometry import ENDS_NAMES, TERMINATED, SequenceGeometry
 from schemas.specs import CoreSpec
 from tests.golden_replay import LINEAGE, collect_golden
 from tests.mlflow_session import mlflow_runs, mlflow_template
-from tests.pipeline.sequence_factory import make_dataset, make_sequences, tiny_terms, write_shards
+from tests.pipeline.sequence_factory import damage, make_dataset, make_sequences, tiny_terms, write_shards
 from tests.ray_session import ray_session
 
 __all__ = ["mlflow_runs", "mlflow_template", "ray_session"]
@@ -137,6 +138,26 @@ def test_what_followed_each_step_of_terminated_episodes(stored):
         reward = expected[key].reward.astype(np.float64)
         slow = [sum(0.9 ** (k - t) * reward[k] for k in range(t, len(reward))) for t in range(len(reward))]
         np.testing.assert_allclose(values, slow, rtol=1e-9)
+
+
+def test_values_are_replayed_on_the_right_rows_of_a_shard_whose_first_one_is_corrupt(tmp_path):
+    of_damage = {}
+    for column in ("sequence", "reward"):
+        golden = collect_golden(
+            tmp_path / column,
+            environment=EnvironmentConfig(env_id="CartPole-v1"),
+            geometry=SequenceGeometry(burn_in=4, unroll=8, bootstrap=3, stride=4),
+            core=CoreSpec(kind="lstm", layers=1, width=8),
+            lanes=2,
+            calls=40,
+        )
+        damage(golden.store, list_shards(golden.store)[0], column, 0, bit=4)
+        parameters = params_from_bytes(params_to_bytes(golden.network, 9, LINEAGE, LearnerConfig().acting_values()))
+        facts = gather(golden.store, golden.terms).facts
+        of_damage[column] = value_tables(golden.store, golden.terms, facts, parameters, sequences=100)
+    for name, table in of_damage["reward"].items():
+        for column, values in table.items():
+            np.testing.assert_array_equal(of_damage["sequence"][name][column], values, err_msg=f"{name} {column}")
 
 
 def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs_them(

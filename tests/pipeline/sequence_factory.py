@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.dataset import ShardName, agree_on_terms, shards_after, write_provenance
+from pipeline.shard_reader import open_shard
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.store import LocalStore, open_store
 from schemas.geometry import CONTINUES, CUT, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
@@ -199,3 +200,14 @@ def make_dataset(root: Any, terms: DatasetTerms, number: int, *, per_shard: int 
     store = open_store(str(root), create=True)
     write_shards(store, terms, make_sequences(terms, number, **stream), per_shard=per_shard)
     return store
+
+
+def damage(store: LocalStore, name: ShardName, column: str, row: int, *, bit: int = 1) -> None:
+    """Flip a bit in the first byte of what a stored row holds under ``column``, a fixed one."""
+    path = store.map_path(name.path)
+    shard = open_shard(path)
+    rest = np.frombuffer(shard._data, np.uint8)
+    at = shard.columns[column][row:].ctypes.data - rest.ctypes.data
+    data = bytearray(path.read_bytes())
+    data[at] ^= bit
+    path.write_bytes(data)

@@ -19,10 +19,12 @@ def discounted_returns(
 ) -> dict[EpisodeKey, np.ndarray]:
     """Per (collector, episode) the return from each step on, float64 ``[E]``, of episodes that are known to their end.
 
-    Only those that terminated: what follows a truncation or a cut is unknown. A corrupt row is a missing part. Reads
-    and verifies the rows of the episodes ``of`` (default: all) and holds 8 bytes a step.
+    Only those that terminated: what follows a truncation or a cut is unknown. Where a lost life zeroes the discount, as
+    in the learner's targets, nothing that comes after it counts. A corrupt row is a missing part. Reads and verifies
+    the rows of the episodes ``of`` (default: all) and holds 9 bytes a step.
     """
     rewards: dict[EpisodeKey, list[np.ndarray]] = {}
+    lost: dict[EpisodeKey, list[np.ndarray]] = {}
     known: dict[EpisodeKey, int] = {}
     for name in list_shards(store):
         try:
@@ -45,15 +47,21 @@ def discounted_returns(
             parts = rewards.setdefault(key, [])
             if start != len(parts) * terms.geometry.stride:
                 known[key] = -1  # A part is missing.
-            parts.append(columns["reward"][row, first : first + owned[row]].astype(np.float64))
+            own = slice(first, first + owned[row])
+            parts.append(columns["reward"][row, own].astype(np.float64))
+            lost.setdefault(key, []).append((columns["life_lost"][row, own] != 0) & (terms.env.life_loss == "roll"))
             if is_last[row] and ends[row] in (TERMINATED, LIFE_LOST):
                 known.setdefault(key, 1)
-    return {key: returns(np.concatenate(rewards[key]), gamma) for key, is_known in known.items() if is_known > 0}
+    return {
+        key: returns(np.concatenate(rewards[key]), gamma * ~np.concatenate(lost[key]))
+        for key, is_known in known.items()
+        if is_known > 0
+    }
 
 
-def returns(reward: np.ndarray, gamma: float) -> np.ndarray:
-    """``G_t = r_t + gamma G_{t+1}`` of one episode, float64 ``[E]``."""
+def returns(reward: np.ndarray, discount: np.ndarray) -> np.ndarray:
+    """``G_t = r_t + discount_t G_{t+1}`` of one episode, float64 ``[E]``."""
     out, following = np.empty(len(reward), np.float64), 0.0
     for t in range(len(reward) - 1, -1, -1):
-        following = out[t] = reward[t] + gamma * following
+        following = out[t] = reward[t] + discount[t] * following
     return out

@@ -87,11 +87,15 @@ def _returns(episodes: Table, groups: np.ndarray, count: int) -> Table:
 
 
 def returns_by_lane(episodes: Table) -> Table:
-    """Per lane of the exploration ladder; ``epsilon`` is the lane's last. Random play is in it, at epsilon 1."""
-    lanes, index = np.unique(episodes["lane"], return_inverse=True)
-    last = np.zeros(len(lanes), np.int64)
-    np.maximum.at(last, index, np.arange(len(index)))
-    return {"lane": lanes, "epsilon": episodes["epsilon"][last], **_returns(episodes, index, len(lanes))}
+    """Per epsilon, by which lanes of several collectors compare: each numbers its own from 0.
+
+    ``lanes`` is how many acted at it. Random play is there too, at epsilon 1.
+    """
+    epsilons, index = np.unique(episodes["epsilon"], return_inverse=True)
+    _, collector = np.unique(episodes["collector"], return_inverse=True)
+    acted_at = np.unique(np.stack([index, collector, episodes["lane"]]), axis=1)[0]
+    lanes = np.bincount(acted_at, minlength=len(epsilons))
+    return {"epsilon": epsilons, "lanes": lanes, **_returns(episodes, index, len(epsilons))}
 
 
 def returns_by_version(episodes: Table) -> Table:

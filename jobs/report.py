@@ -157,8 +157,13 @@ def _steps(axes: Any, table: Table, name: str, title: str, xlabel: str) -> None:
 def _returns(name: str, title: str, xlabel: str) -> Callable[[Any, Table], None]:
     def draw(axes: Any, table: Table) -> None:
         middle = (table[f"{name}_from"] + table[f"{name}_to"] - 1) / 2
-        axes.fill_between(middle, table["min"], table["max"], color=ACCENT, alpha=0.15, lw=0, label="least to greatest")
-        axes.plot(middle, table["mean"], color=ACCENT, marker="o", ms=4, label="mean")
+        lineages = table.get("lineage", np.zeros(len(middle)))
+        for number, lineage in enumerate(np.unique(lineages)):  # Versions of different networks are no one line.
+            here = lineages == lineage
+            least, greatest, mean = (table[name][here] for name in ("min", "max", "mean"))
+            labels = ("least to greatest", "mean") if number == 0 else (None, None)
+            axes.fill_between(middle[here], least, greatest, color=ACCENT, alpha=0.15, lw=0, label=labels[0])
+            axes.plot(middle[here], mean, color=ACCENT, marker="o", ms=4, label=labels[1])
         axes.set(title=title, xlabel=xlabel, ylabel="return of a game")
         if len(middle) == 1:  # One version alone would get ticks between versions.
             axes.set_xticks(middle)

@@ -45,7 +45,8 @@ def episode_table(facts: Facts) -> Table:
     """One row per episode, in the order of identity.
 
     ``reward_sum`` is what the stored steps brought; ``return`` that of the whole game where it ended, else NaN.
-    ``env_steps`` and ``version_last`` say when it was: its collector's steps, and the newest parameters, at its end.
+    ``env_steps``, ``version_last`` and ``lineage`` say when it was: its collector's steps, and the newest parameters
+    (and of which network), at its end.
     ``has_all`` is False where the beginning, a part or the end is missing.
     """
     _, collector = np.unique(facts["collector"], return_inverse=True)
@@ -67,6 +68,7 @@ def episode_table(facts: Facts) -> Table:
         "epsilon": facts["epsilon"][last].astype(np.float64),
         "version_first": facts["version_first"][first],
         "version_last": facts["version_last"][last],
+        "lineage": facts["lineage"][last],
         "env_steps": facts["env_steps"][last],
         "has_all": ended & (steps == reaches),
     }
@@ -99,18 +101,22 @@ def returns_by_lane(episodes: Table) -> Table:
 
 
 def returns_by_version(episodes: Table) -> Table:
-    """Per range of parameter versions (the newest that acted in the game); version -1 is random play."""
-    return _in_bins(episodes, "version_last", "version")
+    """Per network and range of its versions (the newest that acted in the game); version -1 is random play."""
+    parts = []
+    for lineage in np.unique(episodes["lineage"]):
+        here = {name: values[episodes["lineage"] == lineage] for name, values in episodes.items()}
+        part = _in_bins(here, "version_last", "version", version_edges(here["version_last"]))
+        parts.append({"lineage": np.full(len(part["mean"]), lineage), **part})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def returns_over_time(episodes: Table) -> Table:
     """Per range of the collectors' own env steps at the game's end."""
-    return _in_bins(episodes, "env_steps", "env_steps")
+    return _in_bins(episodes, "env_steps", "env_steps", bin_edges(episodes["env_steps"]))
 
 
-def _in_bins(episodes: Table, column: str, name: str) -> Table:
+def _in_bins(episodes: Table, column: str, name: str, edges: np.ndarray) -> Table:
     values = episodes[column]
-    edges = bin_edges(values)
     index = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 2)
     returns = _returns(episodes, index, len(edges) - 1)
     some = returns["games"] > 0
@@ -123,6 +129,12 @@ def bin_edges(values: np.ndarray) -> np.ndarray:
     least, greatest = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     width = max(1, -(-(greatest + 1 - least) // BINS))
     return np.arange(least, greatest + 1 + width, width)
+
+
+def version_edges(versions: np.ndarray) -> np.ndarray:
+    """As ``bin_edges``, but that -1, random play, has a bin of its own."""
+    acted = versions[versions >= 0]
+    return bin_edges(versions) if len(acted) == len(versions) else np.union1d([-1, 0], bin_edges(acted))
 
 
 def histogram(values: np.ndarray, name: str) -> Table:
@@ -169,7 +181,7 @@ def version_table(facts: Facts) -> Table:
     for lineage in np.unique(facts["lineage"]):
         here = facts["lineage"] == lineage
         first, last = facts["version_first"][here], facts["version_last"][here]
-        edges = bin_edges(last)
+        edges = version_edges(last)
         index = np.clip(np.searchsorted(edges, last, "right") - 1, 0, len(edges) - 2)
         for number in np.unique(index):
             inside = index == number

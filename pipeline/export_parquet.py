@@ -61,7 +61,8 @@ def step_schema(terms: DatasetTerms) -> pa.Schema:
 def write_steps(folder: Path, terms: DatasetTerms, episodes: Iterable[Episode]) -> tuple[int, int]:
     """``part-00000.parquet`` and so on, whole episodes of about 100,000 steps each; (episodes, steps) written.
 
-    A file appears when it is whole. Memory: one episode.
+    Until the last is whole all names begin with ``_``, and readers of Parquet take such files for none. Memory: one
+    episode.
 
     Raises:
         ValueError: the folder holds something already.
@@ -70,31 +71,29 @@ def write_steps(folder: Path, terms: DatasetTerms, episodes: Iterable[Episode]) 
     if any(folder.iterdir()):
         raise ValueError(f"out is {str(folder)!r}; allowed: a new or an empty folder")
     schema = step_schema(terms)
-    count = steps = parts = 0
-    writer, room = None, 0
-    temporary = folder / "_part.parquet"
-
-    def finish() -> None:
-        nonlocal writer, parts
-        if writer is not None:
-            writer.close()
-            temporary.rename(folder / f"part-{parts:05d}.parquet")
-            writer, parts = None, parts + 1
-
+    count = steps = room = 0
+    writer: pq.ParquetWriter | None = None
+    parts: list[Path] = []
     try:
         for episode in episodes:
-            if room <= 0:
-                finish()
-                room = STEPS_PER_FILE
-            if writer is None:
-                writer = pq.ParquetWriter(temporary, schema, compression="zstd")
-            writer.write_table(episode_table(episode, schema))
+            if writer is None or room <= 0:
+                if writer is not None:
+                    writer.close()
+                parts.append(folder / f"_part-{len(parts):05d}.parquet")
+                writer, room = pq.ParquetWriter(parts[-1], schema, compression="zstd"), STEPS_PER_FILE
+            table = episode_table(episode, schema)
+            writer.write_table(table, row_group_size=len(table))
             count, steps, room = count + 1, steps + episode.facts.steps, room - episode.facts.steps
-        finish()
-    finally:
         if writer is not None:
             writer.close()
-            temporary.unlink()
+    except BaseException:
+        if writer is not None:
+            writer.close()
+        for part in parts:
+            part.unlink(missing_ok=True)
+        raise
+    for part in parts:
+        part.rename(part.with_name(part.name.removeprefix("_")))
     return count, steps
 
 
@@ -126,8 +125,10 @@ def read_steps(folder: Path) -> Iterator[Episode]:
     """The episodes of ``write_steps``, in its order, their history zeros of no length (K = 1).
 
     Raises:
-        ValueError: a file that was not written by it.
+        ValueError: a file that was not written by it, or an export that was broken off.
     """
+    if any(folder.glob("_part-*")):
+        raise ValueError(f"{folder} holds an export that was broken off")
     for path in sorted(folder.glob("*.parquet")):
         file = pq.ParquetFile(path)
         described = json.loads((file.schema_arrow.metadata or {}).get(METADATA_KEY, b"{}"))

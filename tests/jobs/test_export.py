@@ -4,16 +4,18 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import minari
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.export import main
 from pipeline.episodes import EpisodeReader
 from pipeline.export_minari import INFOS
-from pipeline.export_parquet import METADATA_KEY, read_steps
+from pipeline.export_parquet import METADATA_KEY, read_steps, write_steps
 from pipeline.scan import LeftOut
 from schemas.geometry import CUT, ENDS_NAMES, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.specs import ArraySpec
@@ -85,6 +87,40 @@ def test_episodes_are_chosen_and_a_used_folder_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--dataset", str(store.root), "--out", str(out)])
     assert "allowed: a new or an empty folder" in capsys.readouterr().err
+
+
+def test_a_long_episode_is_still_one_row_group(tmp_path, monkeypatch):
+    schema = pa.schema([("step", pa.int8())])
+    monkeypatch.setattr("pipeline.export_parquet.step_schema", lambda terms: schema)
+    table = pa.table({"step": np.zeros(1_100_000, np.int8)}, schema)
+    monkeypatch.setattr("pipeline.export_parquet.episode_table", lambda episode, schema: table)
+    episodes = [SimpleNamespace(facts=SimpleNamespace(steps=1)) for _ in range(2)]
+    assert write_steps(tmp_path / "out", tiny_terms(), episodes) == (2, 2)
+    assert pq.ParquetFile(tmp_path / "out" / "part-00000.parquet").num_row_groups == 2
+
+
+def test_of_an_export_that_breaks_off_nothing_looks_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.export_parquet.STEPS_PER_FILE", 10)
+    terms, out = tiny_terms(), tmp_path / "out"
+    store = make_dataset(tmp_path / "d", terms, 60)
+    episodes = list(EpisodeReader(store, terms, left_out=LeftOut()).read("c0"))
+    seen = []
+
+    def breaks_off():
+        yield from episodes
+        seen.extend(sorted(path.name for path in out.iterdir()))
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        write_steps(out, terms, breaks_off())
+    assert len(seen) > 2
+    assert all(name.startswith("_part-") for name in seen)
+    assert not list(out.iterdir())
+
+    write_steps(out, terms, episodes)
+    (out / "part-00001.parquet").rename(out / "_part-00001.parquet")  # As a kill would leave it.
+    with pytest.raises(ValueError, match="holds an export that was broken off"):
+        next(read_steps(out))
 
 
 @every_kind

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from jobs.claims.catalogue import CLAIMS, conditions
@@ -17,6 +16,7 @@ from jobs.claims.experiments import run_cell
 from jobs.claims.results import FOLDER, Cell, Results
 from jobs.claims.verdicts import overall
 from jobs.command_line import parse, refusing
+from jobs.console import table_console
 from jobs.flags import TrackingFlags
 from jobs.stopping import StopRequest
 from pipeline.tracking import TrackingConfig, make_tracker
@@ -133,7 +133,7 @@ def _show(results: Results, names: list[str]) -> None:
     for name in names:
         findings = [part.judge(results) for part in CLAIMS[name].parts]
         table.add_row(name, overall(findings), "\n".join(finding.figures for finding in findings))
-    Console(highlight=False).print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table as Shown
 
 from jobs.analysis import gather, headline
 from jobs.command_line import dry_run, parse, refusing
-from jobs.console import StatusLine, show_warnings
+from jobs.console import StatusLine, show_warnings, table_console
 from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import read_parameters, refuse_misfit
@@ -155,7 +154,7 @@ def _show(numbers: dict[str, float], tables: dict, bad: list[str]) -> None:
         shown.add_row(name.replace("_", " "), short(value))
     ends = zip(tables["ends"]["ends"], tables["ends"]["episodes"], strict=True)
     shown.add_row("episodes by end", ", ".join(f"{count} {how}" for how, count in ends if count))
-    Console(highlight=False).print(shown)
+    table_console().print(shown)
     for line in bad:
         print(f"left out: {line}")
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from jobs.command_line import Repeatable, parse, refuse, refusing
-from jobs.console import show_warnings
+from jobs.console import show_warnings, table_console
 from pipeline.charts import COLOURS, ENV_STEPS, STYLE, Histories
 from pipeline.curves import Curve, band_of, bootstrap_interval, curve_of
 from pipeline.mlflow_client import Run, find_run, histories_of, search_runs
@@ -40,7 +39,8 @@ class CompareFlags:
         parent_run_id: only the parts of this sweep.
         group_by: tag that runs of one group share, and the game with it; its seeds become one curve. ``run``: every run
             by itself.
-        metric: of the curves; default: the first of evaluation, least exploring lanes, all lanes that a run has.
+        metric: of the curves; default: of evaluation, least exploring lanes, all lanes, for each group the one that
+            most of its runs have, the first of equals.
         smooth: points that each point of a curve is the mean of.
         seed: of the bootstrap.
         out: the picture.
@@ -70,7 +70,7 @@ class CompareFlags:
 
 @dataclass(frozen=True)
 class Compared:
-    """One run with its curves by axis; ``metric`` is the one they show, None where it has none of them."""
+    """One run with its curves by axis; ``metric`` is the one they show, its group's, None where it does not have it."""
 
     run: Run
     histories: Histories
@@ -82,12 +82,18 @@ def main(argv: Sequence[str]) -> int:
     show_warnings()
     with refusing(OSError):
         flags = parse(CompareFlags, argv, CompareFlags(), "compare.py")
-        runs = [_compared(run, flags) for run in _choose(flags)]
+        runs = _choose(flags)
         if not runs:
             refuse("no run is chosen; allowed: other --tag, --run-id or --experiment")
-        groups = _grouped(runs, flags.group_by)
+        logged = sorted({name for run in runs for name in run.metrics})
+        if flags.metric is not None and flags.metric not in logged:
+            refuse(f"metric is {flags.metric!r}; allowed: what these runs have, {', '.join(logged) or 'none'}")
+        groups = {
+            label: _compared(members, METRICS if flags.metric is None else (flags.metric,), flags)
+            for label, members in _grouped(runs, flags.group_by).items()
+        }
         show(groups, np.random.default_rng(flags.seed))
-        if any(each.curves for each in runs):
+        if any(each.curves for members in groups.values() for each in members):
             plot(groups, flags.out, np.random.default_rng(flags.seed))
             print(f"compare: curves in {flags.out}")
         else:
@@ -105,14 +111,17 @@ def show(groups: dict[str, list[Compared]], generator: np.random.Generator) -> N
             ends = [_cell(y[-1]), _cell(y.max())] if len(y) else ["-", "-"]
             row = [label, each.run.name, each.run.tags.get("seed", "-"), _cell(_minutes(each)), *cells]
             table.add_row(*row, *ends, each.metric or "-")
-        lasts = np.array([each.curves[ENV_STEPS].y[-1] for each in members if each.curves])
+        shown = [each for each in members if each.curves]
+        lasts = np.array([each.curves[ENV_STEPS].y[-1] for each in shown])
         if len(lasts) > 1:
             low, high = bootstrap_interval(lasts, generator)
             mean = f"{lasts.mean():.4g} ({low:.4g} to {high:.4g})"
             blanks = [""] * (2 + len(COUNTS))
-            table.add_row(f"[bold]{label}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", "")
+            table.add_row(
+                f"[bold]{label}[/]", f"[bold]mean of {len(lasts)} seeds[/]", *blanks, mean, "", shown[0].metric
+            )
         table.add_section()
-    Console(highlight=False).print(table)
+    table_console().print(table)
 
 
 def plot(groups: dict[str, list[Compared]], path: Path, generator: np.random.Generator) -> None:
@@ -130,10 +139,13 @@ def plot(groups: dict[str, list[Compared]], path: Path, generator: np.random.Gen
                 if not curves:
                     continue
                 colour, band = COLOURS[number % len(COLOURS)], band_of(curves, generator)
-                seeds = f" ({band.seeds} seeds)" if band.seeds > 1 else ""
-                axes.plot(band.x, band.mean, color=colour, lw=1.6, label=f"{label}{seeds}")
-                if band.seeds > 1:
+                seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+                if band is None:
+                    axes.plot([], [], color=colour, lw=0.6, label=f"{label}{seeds[:-1]}, nowhere all of them)")
+                else:
+                    axes.plot(band.x, band.mean, color=colour, lw=1.6, label=f"{label}{seeds}")
                     axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, lw=0)
+                if seeds:
                     for curve in curves:
                         axes.plot(curve.x, curve.y, color=colour, lw=0.6, alpha=0.5)
             axes.set(xlabel=unit, ylabel="return of an episode")
@@ -160,11 +172,13 @@ def _choose(flags: CompareFlags) -> list[Run]:
     return search_runs(flags.tracking_uri, flags.experiment, tags or {"role": "learn"})[::-1]
 
 
-def _compared(run: Run, flags: CompareFlags) -> Compared:
-    wanted = METRICS if flags.metric is None else (flags.metric,)
-    metric = next((name for name in wanted if name in run.metrics), None)
-    if metric is None:
-        return Compared(run, {}, None, {})
+def _compared(runs: list[Run], metrics: Sequence[str], flags: CompareFlags) -> list[Compared]:
+    """A group. All its curves show one metric, for a mean over different ones would mean nothing."""
+    metric = max(metrics, key=lambda name: sum(name in run.metrics for run in runs))
+    return [_with_curves(run, metric, flags) if metric in run.metrics else Compared(run, {}, None, {}) for run in runs]
+
+
+def _with_curves(run: Run, metric: str, flags: CompareFlags) -> Compared:
     histories = histories_of(flags.tracking_uri, run.run_id, {metric, ENV_STEPS})
     if run.end_seconds is not None:
         histories = {n: each.until(run.end_seconds + LAST_EVALUATION_SECONDS) for n, each in histories.items()}
@@ -172,15 +186,14 @@ def _compared(run: Run, flags: CompareFlags) -> Compared:
     return Compared(run, histories, metric, curves)
 
 
-def _grouped(runs: list[Compared], group_by: str) -> dict[str, list[Compared]]:
+def _grouped(runs: list[Run], group_by: str) -> dict[str, list[Run]]:
     """By label. Returns of different games are never averaged, whatever tag they share."""
-    groups: dict[tuple[str, str], list[Compared]] = {}
-    for each in runs:
-        tags, run = each.run.tags, each.run
-        key = run.run_id if group_by == "run" else tags.get(group_by, "-")
-        groups.setdefault((tags.get("game", "?"), key), []).append(each)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        key = run.run_id if group_by == "run" else run.tags.get(group_by, "-")
+        groups.setdefault((run.tags.get("game", "?"), key), []).append(run)
     several = len({game for game, _ in groups}) > 1 and group_by not in ("run", "game")
-    return {_label(game, key, members[0].run, group_by, several): members for (game, key), members in groups.items()}
+    return {_label(game, key, members[0], group_by, several): members for (game, key), members in groups.items()}
 
 
 def _label(game: str, key: str, run: Run, group_by: str, several_games: bool) -> str:

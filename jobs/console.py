@@ -10,6 +10,7 @@ from rich.text import Text
 
 PLAIN_SECONDS = 10.0
 LIVE_SECONDS = 0.5
+WIDE = 1000  # Characters.
 
 
 class StatusLine:
@@ -52,6 +53,11 @@ class StatusLine:
             self._live.console.print(Text(line))
         else:
             print(line, flush=True)
+
+
+def table_console() -> Console:
+    """For tables: as wide as they come where no terminal has an edge to cut them at."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 def warn(line: str) -> None:

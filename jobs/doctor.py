@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from jobs.command_line import parse, refuse, refusing
-from jobs.console import StatusLine, show_warnings
+from jobs.console import StatusLine, show_warnings, table_console
 from jobs.dataset_report import brief_rows
 from jobs.flags import default_threads
 from jobs.machine import FAULT, OK, WARNING, examine
@@ -89,7 +88,7 @@ def examine_machine(flags: DoctorFlags) -> int:
             findings.append(finding)
             table.add_row(finding.name, marks[finding.verdict], escape(finding.value))
             status.show(examined=len(findings))
-    Console(highlight=False).print(table)
+    table_console().print(table)
     for finding in findings:
         if finding.verdict != OK:
             print(f"{finding.verdict}: {finding.name}: {finding.advice}")
@@ -128,7 +127,7 @@ def _print_rows(rows: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from jobs.console import table_console
 from jobs.devices import refuse_device
 from jobs.parameters import refuse_misfit
 from pipeline.atari_scores import scores_of
@@ -186,7 +186,7 @@ def show(evaluated: Evaluated, title: str) -> None:
     for number, episode in enumerate(played):
         ended = "truncation" if episode.truncated else "the game"
         table.add_row(str(number), str(episode.lane), f"{episode.episode_return:g}", str(episode.steps), ended)
-    console = Console(highlight=False)
+    console = table_console()
     console.print(table)
     console.print(one_line(summary), soft_wrap=True)
 

@@ -44,13 +44,15 @@ def curve_of(histories: Histories, name: str, over: str, smooth: int) -> Curve |
     return Curve(x[order], smoothed(history.values[order], smooth))
 
 
-def band_of(curves: Sequence[Curve], generator: np.random.Generator) -> Band:
-    """Where all of them have values: from the latest first point to the earliest last one.
+def band_of(curves: Sequence[Curve], generator: np.random.Generator) -> Band | None:
+    """Where all of them have values: from the latest first point to the earliest last one; None where that is nowhere.
 
     The interval is of the mean over seeds: percentiles of the means of seeds drawn anew with replacement.
     """
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
-    x = np.linspace(first, max(first, last), POINTS)
+    if first > last:
+        return None
+    x = np.linspace(first, last, POINTS)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     low, high = bootstrap_interval(values, generator)
     return Band(x, values.mean(0), low, high, len(curves))

@@ -32,8 +32,15 @@ def uri(tmp_path, monkeypatch, mlflow_runs) -> str:
     return uri
 
 
-def test_seeds_of_one_setting_become_one_mean_with_its_interval(uri, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def _runs(uri):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])
+    return client, {run.info.run_name: run.info.run_id for run in runs}
+
+
+def test_seeds_of_one_setting_become_one_mean_with_its_interval(uri, tmp_path, capsys):
     assert compare.main(["--tracking-uri", uri, "--smooth", "1", "--out", "curves.png"]) == 0
     said = capsys.readouterr().out
     for name in ("a0", "a1", "b0"):
@@ -44,13 +51,9 @@ def test_seeds_of_one_setting_become_one_mean_with_its_interval(uri, tmp_path, c
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_can_be_named_and_grouped_by_any_tag(uri, capsys, monkeypatch):
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.setenv("COLUMNS", "200")
-    client = MlflowClient(tracking_uri=uri)
-    runs = {run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])}
-    chosen = [word for name in ("a0", "b0") for word in ("--run-id", runs[name].info.run_id)]
+def test_runs_can_be_named_and_grouped_by_any_tag(uri, capsys):
+    _, ids = _runs(uri)
+    chosen = [word for name in ("a0", "b0") for word in ("--run-id", ids[name])]
     assert compare.main(["--tracking-uri", uri, *chosen, "--group-by", "game", "--smooth", "1"]) == 0
     said = capsys.readouterr().out
     assert "mean of 2 seeds" in said
@@ -58,19 +61,49 @@ def test_runs_can_be_named_and_grouped_by_any_tag(uri, capsys, monkeypatch):
     assert "a1" not in said
 
 
-def test_returns_of_different_games_are_never_one_mean(uri, capsys, monkeypatch):
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.setenv("COLUMNS", "200")
-    client = MlflowClient(tracking_uri=uri)
-    runs = {run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("r2d2").experiment_id])}
-    client.set_tag(runs["a1"].info.run_id, "game", "ALE/Breakout-v5")
+def test_returns_of_different_games_are_never_one_mean(uri, capsys):
+    client, ids = _runs(uri)
+    client.set_tag(ids["a1"], "game", "ALE/Breakout-v5")
     for group_by in ("settings", "role"):
         assert compare.main(["--tracking-uri", uri, "--group-by", group_by, "--tag", "settings=aa"]) == 0
         said = capsys.readouterr().out
         assert "seeds" not in said
         assert "Pong-v5" in said
         assert "Breakout-v5" in said
+
+
+def test_runs_of_one_name_are_two_when_every_run_stands_by_itself(uri, capsys):
+    client, ids = _runs(uri)
+    client.set_tag(ids["a1"], "mlflow.runName", "a0")
+    assert compare.main(["--tracking-uri", uri, "--group-by", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "seeds" not in said
+    for name in ("a0", "a1"):
+        assert f"a0 {ids[name][:8]} " in said
+
+
+def test_a_group_is_compared_by_one_metric_which_the_table_names(uri, capsys):
+    client, ids = _runs(uri)
+    for name in ("a0", "a1"):
+        client.log_metric(ids[name], "collect/return_mean", 3.0, timestamp=1_700_000_100_000)
+    third = client.create_run(client.get_run(ids["a0"]).info.experiment_id, run_name="a2").info.run_id
+    for name, value in (("settings", "aa"), ("role", "learn"), ("game", "ALE/Pong-v5"), ("preset", "laptop")):
+        client.set_tag(third, name, value)
+    client.log_metric(third, "collect/return_mean", 6.0)
+    assert compare.main(["--tracking-uri", uri, "--tag", "settings=aa"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Pong-v5" in line]
+    assert len(lines) == 4
+    assert all("collect/return_mean" in line for line in lines)
+    assert "mean of 3 seeds" in lines[-1]
+    assert " 4 (3 to 6) " in lines[-1]
+
+
+def test_curves_that_share_no_step_are_drawn_without_a_mean(uri, tmp_path):
+    client, ids = _runs(uri)
+    client.log_metric(ids["a0"], "late", 1.0, timestamp=1_700_000_010_000)
+    client.log_metric(ids["a1"], "late", 2.0, timestamp=1_700_000_200_000)
+    assert compare.main(["--tracking-uri", uri, "--tag", "settings=aa", "--metric", "late"]) == 0
+    assert (tmp_path / "compare.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -80,6 +113,10 @@ def test_returns_of_different_games_are_never_one_mean(uri, capsys, monkeypatch)
         (["--tag", "game=Chess"], "no run is chosen; allowed: "),
         (["--tag", "game"], "tag is 'game'; allowed: name=value"),
         (["--run-id", "f" * 32], "allowed: a run that sqlite"),
+        (
+            ["--metric", "nosuch"],
+            "metric is 'nosuch'; allowed: what these runs have, collect/env_steps, eval/return_mean",
+        ),
         (["--smooth", "0"], "smooth is 0; allowed: 1 or more"),
     ],
 )

@@ -34,6 +34,11 @@ def test_the_mean_over_seeds_stands_only_where_all_have_values_within_its_interv
     assert np.array_equal(one.low, one.high)
 
 
+def test_seeds_that_share_no_step_have_no_mean():
+    curves = [Curve(np.array([0.0, 10]), np.array([0.0, 10])), Curve(np.array([11.0, 20]), np.array([7.0, 22]))]
+    assert band_of(curves, np.random.default_rng(0)) is None
+
+
 def test_the_bootstrap_interval_is_that_of_the_mean():
     values = np.random.default_rng(1).normal(3.0, 2.0, size=(400, 1))
     low, high = bootstrap_interval(values, np.random.default_rng(0))

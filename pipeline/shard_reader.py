@@ -17,6 +17,7 @@ from schemas.shard import terms_of
 from schemas.terms import DatasetTerms
 
 _NARROW_BYTES = 16
+_BEGINNING = b"ARROW1\0\0" + b"\xff" * 4  # Of an Arrow file and its first message. Arrow itself reads from the end.
 
 
 class ShardError(ValueError):
@@ -160,6 +161,8 @@ def open_shard(path: str | Path, name: ShardName | None = None) -> Shard:
 
 def _parse(whole: pa.Buffer) -> Shard:
     reader = pa.ipc.open_file(whole)
+    if whole.slice(0, len(_BEGINNING)).to_pybytes() != _BEGINNING:
+        raise ShardError("torn or foreign: does not begin as an Arrow file does")
     terms, layout = _format_of(reader.schema.serialize().to_pybytes())
     if reader.num_record_batches != 1:
         raise ShardError(f"{reader.num_record_batches} record batches; allowed: 1")

@@ -101,7 +101,8 @@ class _CollectorCheck:
 
     def __init__(self, store: Store, terms: DatasetTerms, report: DatasetReport, decoder: BatchDecoder) -> None:
         self._store, self._terms, self._report, self._decoder = store, terms, report, decoder
-        self._next_number = self._next_sequence = 0
+        self._next_number = 0
+        self._next_sequence: int | None = 0  # None: the first that is left can be any.
         self._sequence_is_known = True
         self._env_steps: int | None = 0
         self._lanes: dict[int, _Lane] = {}
@@ -114,10 +115,14 @@ class _CollectorCheck:
         except (OSError, ValueError):
             self._report.faults.append(f"collectors/{collector}.json: missing or unreadable")
         if names[0].number > 0:  # Older shards were deleted whole.
-            self._next_number = names[0].number
-            self._sequence_is_known = False
+            self._next_number, self._next_sequence = names[0].number, None
             self._lose_the_thread()
         return [priorities for name in names if (priorities := self._check_shard(name)) is not None]
+
+    def _pass_over(self, sequences: int) -> None:
+        if self._next_sequence is not None:
+            self._next_sequence += sequences
+        self._lose_the_thread()
 
     def _lose_the_thread(self) -> None:
         self._env_steps, self._lanes, self._lanes_are_known = None, {}, False
@@ -139,8 +144,7 @@ class _CollectorCheck:
                 raise ShardError(f"other terms than the dataset's: {'; '.join(differences)}")
         except (ShardError, OSError) as error:
             report.bad_files.append((path, str(error)))
-            self._next_sequence += name.sequences
-            self._lose_the_thread()
+            self._pass_over(name.sequences)
             return None
         report.shards += 1
         report.sequences += shard.num_rows
@@ -164,8 +168,7 @@ class _CollectorCheck:
                 else:
                     fault = "checksum or pixels wrong"
                     self._report.corrupt_rows += 1
-                    self._next_sequence += 1
-                    self._lose_the_thread()
+                    self._pass_over(1)
                 if fault:
                     self._report.faults.append(f"{path} row {row}: {fault}")
         return intact
@@ -181,11 +184,13 @@ class _CollectorCheck:
 
     def _check_sequence(self, number: int) -> str | None:
         expected, was_known = self._next_sequence, self._sequence_is_known
-        self._next_sequence, self._sequence_is_known = max(expected, number + 1), True
+        self._next_sequence, self._sequence_is_known = max(expected or 0, number + 1), True
+        if expected is None:
+            return None
         if number < expected:
             self._report.duplicates += 1
             return f"sequence {number} occurs twice"
-        if number > expected and expected:
+        if number > expected:
             self._report.missing_sequences += number - expected
         if number > expected and was_known:
             return f"gap, sequences {expected} to {number - 1} are missing"

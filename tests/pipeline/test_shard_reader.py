@@ -10,7 +10,7 @@ from pipeline.decode import BatchDecoder
 from pipeline.shard_reader import ShardError, open_shard
 from schemas.shard import VERSION_KEY, shard_schema
 from schemas.specs import CoreSpec
-from tests.pipeline.sequence_factory import make_dataset, make_sequences, tiny_terms
+from tests.pipeline.sequence_factory import damage, make_dataset, make_sequences, tiny_terms
 
 TERMS = tiny_terms()
 
@@ -117,6 +117,7 @@ def test_h_d3_an_open_shard_holds_no_descriptor(dataset, names):
         pytest.param(lambda data: b"PAR1 some other file of somebody else's PAR1", "Not an Arrow file", id="foreign"),
         pytest.param(lambda data: data[:-1], "Not an Arrow file", id="one byte short"),
         pytest.param(lambda data: data[: len(data) // 2] + data[-100:], "torn or foreign", id="torn in the middle"),
+        pytest.param(lambda data: bytes(b ^ 1 for b in data[:16]) + data[16:], "does not begin as", id="beginning"),
         pytest.param(lambda data: as_stream(read_batch(data)), "Not an Arrow file", id="stream format"),
         pytest.param(lambda data: as_file(pa.record_batch({"x": [1]})), "names no schema version", id="other schema"),
         pytest.param(lambda data: with_version(read_batch(data), b"2"), "version is 2; allowed: at most 1", id="later"),
@@ -198,6 +199,15 @@ def test_a_flipped_bit_in_a_collectors_name_costs_that_row_only(tmp_path, good):
     shard = open_shard(tmp_path / "shard.arrow", ShardName("c0", 0, 10, 1))
     assert shard.collector == "c0"
     np.testing.assert_array_equal(shard.checksums_ok(range(10)), [False] + [True] * 9)
+
+
+def test_the_first_sequence_is_that_of_row_0_whichever_rows_are_intact(tmp_path):
+    store = make_dataset(tmp_path, TERMS, 10, per_shard=5)
+    name = shards_after(store, "c0", -1)[1]
+    for row in range(5):
+        assert open_shard(store.map_path(name.path), name).first_sequence() == 5
+        damage(store, name, "sequence", row, bit=2)
+    assert open_shard(store.map_path(name.path), name).first_sequence() is None
 
 
 def test_a_core_without_state_has_no_state_columns(tmp_path):

@@ -12,6 +12,7 @@ from schemas.shard import NO_LINEAGE
 from tests.pipeline.sequence_factory import (
     LINEAGE,
     cut_sequence,
+    damage,
     make_dataset,
     make_episode,
     make_sequences,
@@ -102,6 +103,20 @@ def test_shards_deleted_from_the_beginning_are_no_fault_one_in_between_is_a_gap(
     report = verify_dataset(store)
     assert report.faults == [f"{names[7].path}: gap, shards 5 to 6 are missing"]
     assert report.missing_sequences == 16
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_what_is_corrupt_at_the_beginning_of_what_retention_left_makes_nothing_missing(tmp_path, is_torn):
+    store = make_dataset(tmp_path, TERMS, 80, per_shard=8)
+    names = shards_after(store, "c0", -1)
+    for name in names[:5]:
+        store.delete(name.path)
+    if is_torn:
+        store.put(names[5].path, b"torn")
+    else:
+        damage(store, names[5], "reward", 0)
+    report = verify_dataset(store)
+    assert (len(report.faults), report.missing_sequences, report.duplicates) == (1, 0, 0)
 
 
 def test_a_torn_file_and_a_foreign_one_are_named_left_in_place_and_cost_only_themselves(tmp_path):

@@ -94,8 +94,10 @@ def gpu() -> Finding:
 
 
 def processors() -> Finding:
-    usable, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    value = f"{usable} usable of {os.cpu_count()}, load {load:.1f}, torch uses {torch.get_num_threads()} threads"
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores  # macOS knows none.
+    load = os.getloadavg()[0]
+    value = f"{usable} usable of {cores}, load {load:.1f}, torch uses {torch.get_num_threads()} threads"
     if load > 1.5 * usable:
         advice = "other processes want more than there is: wait, or expect every speed below to be too low"
         return Finding(name="processors", value=value, verdict=WARNING, advice=advice)

@@ -123,7 +123,7 @@ def short(value: Any) -> str:
     number = float(value)
     if np.isnan(number):
         return "–"
-    if number == int(number) and abs(number) < 1e15:
+    if abs(number) < 1e15 and number == int(number):
         return f"{int(number):,}"
     return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
 

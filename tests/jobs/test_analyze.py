@@ -6,6 +6,7 @@ import pytest
 
 from jobs.analysis import gather
 from jobs.analyze import main
+from jobs.report import short
 from jobs.value_tables import value_tables
 from pipeline.environments import EnvironmentConfig
 from pipeline.episodes import EpisodeReader
@@ -158,6 +159,13 @@ def test_values_are_replayed_on_the_right_rows_of_a_shard_whose_first_one_is_cor
     for name, table in of_damage["reward"].items():
         for column, values in table.items():
             np.testing.assert_array_equal(of_damage["sequence"][name][column], values, err_msg=f"{name} {column}")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(np.inf, "inf"), (-np.inf, "-inf"), (np.nan, "–"), (12345.0, "12,345"), (0.12345, "0.1235")]
+)
+def test_every_number_can_be_shown(value, shown):
+    assert short(value) == shown
 
 
 def test_the_job_writes_tables_plots_and_a_page_that_needs_nothing_else_and_logs_them(

@@ -1,6 +1,7 @@
 """doctor.py without a dataset: the machine's findings, each with what to do when it is not as it should be."""
 
 import http.server
+import os
 import threading
 from collections.abc import Iterator
 
@@ -55,6 +56,12 @@ def test_what_is_wrong_comes_with_what_to_do(tmp_path, monkeypatch, capsys):
     assert "fault: MLflow: jobs go on and try again: mlflow server --host 127.0.0.1 --port 9" in said
     assert "fault: acting: make setup" in said
     assert "2 faults, " in said
+
+
+def test_where_the_system_does_not_say_which_cores_are_usable_all_are(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert machine.processors().value.startswith("12 usable of 12, load ")
 
 
 def test_what_only_a_dataset_has_is_refused_without_one(capsys):

@@ -84,11 +84,9 @@ def _from_disk(run: Run) -> Source:
 
 def _env_below(path: Path) -> EnvSpec | None:
     from pipeline.dataset import read_terms
-    from pipeline.store import LocalStore
+    from pipeline.store import open_store
 
-    record = RunFolder(path).record.get("dataset")
-    root = Path(record) if record else path.parent.parent
-    terms = read_terms(LocalStore(root))
+    terms = read_terms(open_store(RunFolder(path).record.get("dataset") or str(path.parent.parent)))
     return terms.env if terms else None
 
 

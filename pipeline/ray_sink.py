@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.codec import row_layout
 from pipeline.dataset import ShardName, agree_on_terms, write_provenance
 from pipeline.shard_writer import encode_shard
-from pipeline.store import LocalStore, Store, open_store
+from pipeline.store import Store, open_store
 from schemas.terms import DatasetTerms
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Piece(NamedTuple):
 class PieceWriter:
     """Cuts blocks into runs of consecutive sequences of one collector and stores each as a shard to be."""
 
-    def __init__(self, root: str, terms: DatasetTerms, prefix: str, sequences_per_shard: int) -> None:
-        self._store, self._terms, self._prefix, self._most = LocalStore(root), terms, prefix, sequences_per_shard
+    def __init__(self, uri: str, terms: DatasetTerms, prefix: str, sequences_per_shard: int) -> None:
+        self._store, self._terms, self._prefix, self._most = open_store(uri), terms, prefix, sequences_per_shard
 
     def write(self, columns: dict[str, Any]) -> list[Piece]:
         """Durable when the call returns."""
@@ -118,8 +118,8 @@ def _datasink_class():
     class SequenceDatasink(Datasink):
         """``write`` in tasks, ``on_write_complete`` once in the process that asked for it."""
 
-        def __init__(self, root: str, terms: DatasetTerms, provenance: dict[str, Any], per_shard: int) -> None:
-            self._root, self._terms, self._provenance, self._per_shard = root, terms, provenance, per_shard
+        def __init__(self, uri: str, terms: DatasetTerms, provenance: dict[str, Any], per_shard: int) -> None:
+            self._uri, self._terms, self._provenance, self._per_shard = uri, terms, provenance, per_shard
             self._prefix = secrets.token_hex(4)
 
         def get_name(self) -> str:
@@ -128,13 +128,13 @@ def _datasink_class():
         def write(self, blocks: Iterable[Any], ctx: Any) -> list[Piece]:
             from pipeline.ray_blocks import to_arrays
 
-            writer = PieceWriter(self._root, self._terms, self._prefix, self._per_shard)
+            writer = PieceWriter(self._uri, self._terms, self._prefix, self._per_shard)
             return [piece for block in blocks for piece in writer.write(to_arrays(block))]
 
         def on_write_complete(self, write_result: Any) -> None:
             pieces = [piece for pieces in write_result.write_returns for piece in pieces]
             try:
-                publish(LocalStore(self._root), self._terms, pieces, self._provenance)
+                publish(open_store(self._uri), self._terms, pieces, self._provenance)
             finally:
                 self._clean()
 
@@ -142,7 +142,7 @@ def _datasink_class():
             self._clean()
 
         def _clean(self) -> None:
-            store = LocalStore(self._root)
+            store = open_store(self._uri)
             for name in store.files(INCOMING):
                 if name.startswith(self._prefix):
                     store.delete(f"{INCOMING}/{name}")

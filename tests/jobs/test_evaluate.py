@@ -13,12 +13,14 @@ from PIL import Image
 
 from jobs import evaluate
 from jobs.evaluating import Evaluator, PlayFlags, write_film
+from jobs.evaluation_source import _from_disk
 from jobs.models import write_model
 from jobs.parameters import read_parameters
 from jobs.run_folder import RunFolder
 from jobs.stopping import StopRequest
 from pipeline.dataset import agree_on_terms
 from pipeline.environments import EnvironmentConfig, make_lanes
+from pipeline.mlflow_client import Run
 from pipeline.params import ParamsPublisher, PublishConfig
 from pipeline.progress import Progress, ProgressWriter
 from pipeline.store import LocalStore
@@ -129,6 +131,19 @@ def test_the_environment_is_that_of_the_dataset_the_run_trained_on(cartpole, tmp
     published.mkdir(parents=True)
     (published / "params.safetensors").write_bytes(cartpole.read_bytes())
     assert "mean return 4.000" in said_by(capsys, "--checkpoint", "poles/runs/r", *arguments)
+
+
+def test_the_folder_of_a_logged_run_names_its_dataset_by_any_uri(cartpole, tmp_path):
+    spec = make_lanes(EnvironmentConfig(env_id="CartPole-v1"), 1).spec
+    geometry = SequenceGeometry(burn_in=2, unroll=4, bootstrap=1, stride=4)
+    (tmp_path / "poles").mkdir()
+    agree_on_terms(LocalStore(tmp_path / "poles"), DatasetTerms(env=spec, geometry=geometry, core=CORE))
+    folder = RunFolder(tmp_path / "runs" / "r")
+    folder.write({"run": "r", "dataset": f"file://{tmp_path / 'poles'}"})
+    folder.checkpoints(3).save(3, {"learner.safetensors": cartpole.read_bytes()})
+    tags = {"run_folder": str(folder.path)}
+    run = Run(run_id="1", name="r", tags=tags, metrics={}, start_seconds=0.0, end_seconds=None)
+    assert _from_disk(run).env == spec
 
 
 def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over(cartpole, tmp_path):

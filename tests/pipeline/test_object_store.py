@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -18,12 +19,17 @@ import pytest
 
 from jobs.s3_server import s3_server
 from pipeline import object_store
+from pipeline.codec import row_layout
 from pipeline.dataset import agree_on_terms, list_collectors, read_terms, shards_after
 from pipeline.object_store import ObjectStore
+from pipeline.ray_blocks import to_block
+from pipeline.ray_sink import INCOMING, _datasink_class
+from pipeline.ray_source import ReadPlan
+from pipeline.scan import LeftOut, list_shards
 from pipeline.store import StoreAway, open_store
 from pipeline.verify import verify_dataset
 from tests.pipeline.replay_factory import make_replay
-from tests.pipeline.sequence_factory import make_sequences, make_writer, tiny_terms, write_shards
+from tests.pipeline.sequence_factory import make_dataset, make_sequences, make_writer, tiny_terms, write_shards
 
 TERMS = tiny_terms()
 CACHE_BYTES = 10**9
@@ -179,6 +185,22 @@ def test_sequences_written_to_the_store_are_drawn_from_it_and_every_one_is_there
     replay.close()
     report = verify_dataset(reader)
     assert (report.sequences, report.duplicates, report.bad_files) == (40, 0, [])
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own.
+def test_a_dataset_of_ray_data_is_written_to_the_store_too(open_s3, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    local = make_dataset(tmp_path / "d", TERMS, 16)
+    plan = ReadPlan(
+        str(local.root), TERMS, ["collector", *row_layout(TERMS).dtype.names, "observation", "probe_core"], decode=False
+    )
+    blocks = [to_block(block) for block in plan.read(list_shards(local), LeftOut())]
+    store = open_s3()
+    sink = _datasink_class()(store.uri, TERMS, {}, 4)
+    sink.on_write_complete(SimpleNamespace(write_returns=[sink.write(blocks, None)]))
+    report = verify_dataset(store)
+    assert (report.sequences, report.shards, report.faults) == (16, 4, [])
+    assert store.files(INCOMING) == []
 
 
 def test_the_cache_stays_within_its_bound_and_the_least_recently_used_go(open_s3, tmp_path, monkeypatch):

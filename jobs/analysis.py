@@ -1,13 +1,14 @@
 """The facts of a dataset's sequences, read in this process or by Ray Data, and the tables made of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pipeline.dataset import ShardName
 from pipeline.offline_tables import Facts
-from pipeline.scan import LeftOut, list_shards
+from pipeline.scan import LeftOut
 from pipeline.sequence_facts import FactsPlan, in_order
 from pipeline.store import Store
 from schemas.terms import DatasetTerms
@@ -28,30 +29,30 @@ class Gathered:
 def gather(
     store: Store,
     terms: DatasetTerms,
+    shards: Sequence[ShardName],
     *,
     pixels: bool = True,
     max_bad_shards: int = 0,
     on_ray: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> Gathered:
-    """Read every shard once. The facts are the same either way.
+    """Read each of these shards of ``store`` once. The facts are the same either way.
 
     Raises:
         TooManyFaults: more shards than allowed cannot be read.
         ValueError: there is no sequence.
     """
-    names = list_shards(store)
     plan = FactsPlan(store.uri, terms, pixels=pixels)
-    total = sum(name.sequences for name in names)
+    total = sum(name.sequences for name in shards)
     left_out = LeftOut(max_bad_shards)
     blocks: list[dict[str, Any]] = []
     done = 0
     if on_ray:
         from pipeline.ray_source import gather_blocks
 
-        source = gather_blocks(plan, names, left_out)
+        source = gather_blocks(plan, shards, left_out)
     else:
-        source = plan.read(names, left_out)
+        source = plan.read(shards, left_out)
     for block in source:
         blocks.append(block)
         done += len(block["sequence"])
@@ -59,7 +60,7 @@ def gather(
     facts = in_order(blocks)
     if not facts:
         raise ValueError(f"dataset is {store.uri!r}; allowed: one that holds a sequence")
-    readable = [name for name in names if name.path not in left_out.bad_shards]
+    readable = [name for name in shards if name.path not in left_out.bad_shards]
     return Gathered(
         facts=facts,
         shard_bytes=sum(store.size_bytes(name.path) for name in readable),

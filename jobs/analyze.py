@@ -24,7 +24,7 @@ from jobs.value_tables import value_tables
 from pipeline.dataset import read_terms
 from pipeline.offline_tables import dataset_tables
 from pipeline.provenance import provenance
-from pipeline.scan import dataset_digest, list_shards
+from pipeline.scan import digest_of, list_shards
 from pipeline.store import open_store
 from pipeline.tracking import TrackingConfig, make_tracker
 
@@ -84,13 +84,14 @@ def main(argv: Sequence[str]) -> int:
         out = flags.out or Path("analysis") / store.name
         if flags.dry_run:
             dry_run({**asdict(flags), "out": str(out), "terms": asdict(terms)})
-        digest = dataset_digest(store)
+        shards = list_shards(store)  # Once, for more may come meanwhile.
         on_ray = flags.ray
         if on_ray is None:
-            on_ray = sum(name.sequences for name in list_shards(store)) >= ON_RAY_FROM
+            on_ray = sum(name.sequences for name in shards) >= ON_RAY_FROM
         gathered = gather(
             store,
             terms,
+            shards,
             pixels=flags.pixels,
             max_bad_shards=flags.max_bad_shards,
             on_ray=on_ray,
@@ -101,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
             tables |= value_tables(
                 store,
                 terms,
+                shards,
                 gathered.facts,
                 parameters,
                 sequences=flags.value_sequences,
@@ -108,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
                 progress=lambda done, of: status.show(replayed_sequences=f"{done:,} of {of:,}"),
             )
         out.mkdir(parents=True, exist_ok=True)
-        numbers = headline(tables)
+        numbers, digest = headline(tables), digest_of(shards)
         bad = [f"{path}: {reason}" for path, reason in gathered.bad_shards.items()]
         bad += [f"{path} row {row}: checksum or pixels wrong" for path, row in sorted(gathered.corrupt_rows)]
         title = f"{terms.env.env_id} in {store.name}"

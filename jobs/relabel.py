@@ -18,15 +18,17 @@ from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import KINDS, read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
-from pipeline.dataset import TERMS_NAME, agree_on_terms, link_run, list_collectors, read_terms
+from pipeline.dataset import TERMS_NAME, ShardName, agree_on_terms, link_run, list_collectors, read_terms, shards_after
 from pipeline.episode_filter import Condition
 from pipeline.provenance import provenance
-from pipeline.scan import dataset_digest
+from pipeline.scan import dataset_digest, digest_of
 from pipeline.store import Store, open_store
 from pipeline.tracking import TrackingConfig, make_tracker
 from r2d2.config import NetworkSpec
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
+
+Job = tuple[str, str, list[ShardName]]  # A dataset, a collector of it, what of it to read.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,12 @@ def main(argv: Sequence[str]) -> int:
         stores = [open_store(uri) for uri in flags.dataset]
         sources = list(zip(flags.dataset, map(_terms_of, flags.dataset, stores), strict=True))
         terms = output_terms([terms for _, terms in sources], parameters.spec, flags.recut)
-        jobs = [(uri, name) for uri in flags.dataset for name in list_collectors(open_store(uri))]
+        # Listed once, for more may come meanwhile: what the digests name is what is read.
+        jobs = [
+            (uri, name, shards_after(store, name, -1))
+            for uri, store in zip(flags.dataset, stores, strict=True)
+            for name in list_collectors(store)
+        ]
         _refuse_twins(jobs)
         if flags.dry_run:
             dry_run({**asdict(flags), "terms": asdict(terms), "collectors": len(jobs)})
@@ -100,7 +107,10 @@ def main(argv: Sequence[str]) -> int:
         if out.folders() or out.files():
             raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder")
         torch.set_num_threads(flags.threads)
-        parents = {store.uri: dataset_digest(store) for store in stores}
+        parents = {
+            store.uri: digest_of(name for of, _, shards in jobs if of == uri for name in shards)
+            for uri, store in zip(flags.dataset, stores, strict=True)
+        }
         origin = provenance(
             role="relabel", parents=parents, params=str(flags.params.absolute()), version=parameters.version,
             lineage=parameters.lineage.hex(), where=list(flags.where),
@@ -173,7 +183,7 @@ def output_terms(inputs: Sequence[DatasetTerms], spec: NetworkSpec, recut: str |
     return DatasetTerms(env=first.env, geometry=geometry, core=spec.core)
 
 
-def _run(work: Relabelling, jobs: list[tuple[str, str]], workers: int, status: StatusLine) -> Counts:
+def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine) -> Counts:
     total = Counts()
 
     def show(counts: Counts, done: int) -> None:
@@ -200,10 +210,10 @@ def _terms_of(uri: str, store: Store) -> DatasetTerms:
     return terms
 
 
-def _refuse_twins(jobs: list[tuple[str, str]]) -> None:
+def _refuse_twins(jobs: list[Job]) -> None:
     """A sequence is known by its collector and number for ever: one collector cannot come from two places."""
     seen: dict[str, str] = {}
-    for uri, name in jobs:
+    for uri, name, _ in jobs:
         if name in seen:
             raise ValueError(f"collector {name} is in {seen[name]} and in {uri}; allowed: each once")
         seen[name] = uri

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from jobs.parameters import read_parameters
-from pipeline.dataset import read_provenance, read_terms, write_provenance
+from pipeline.dataset import ShardName, read_provenance, read_terms, write_provenance
 from pipeline.episode_filter import Condition
 from pipeline.episodes import Episode, EpisodeFacts, EpisodeReader
 from pipeline.recutting import EpisodeCutter, states_needed, with_history
@@ -67,12 +67,12 @@ class Relabelling:
     threads: int = 1
     origin: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, uri: str, collector: str) -> Counts:
-        """Relabel one collector of the dataset ``uri``; durable when the call returns."""
+    def __call__(self, uri: str, collector: str, shards: Sequence[ShardName]) -> Counts:
+        """Relabel these shards of one collector of the dataset ``uri``; durable when the call returns."""
         torch.set_num_threads(self.threads)
-        return list(self.steps(uri, collector))[-1]
+        return list(self.steps(uri, collector, shards))[-1]
 
-    def steps(self, uri: str, collector: str) -> Iterator[Counts]:
+    def steps(self, uri: str, collector: str, shards: Sequence[ShardName]) -> Iterator[Counts]:
         """The same bit by bit; yields the counts so far."""
         source, out = open_store(uri), open_store(self.out_uri)
         stored = read_terms(source)
@@ -116,7 +116,7 @@ class Relabelling:
 
         def labelled() -> Generator[list[tuple[Episode, Labels]], None, None]:
             sequences = 0
-            for group in self._ahead(groups(reader.read(collector))):
+            for group in self._ahead(groups(reader.read(collector, shards))):
                 group = [with_history(episode, stored.geometry.frame_stack, depth) for episode in group]
                 recorded = []
                 for episode in group:

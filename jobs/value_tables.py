@@ -1,6 +1,6 @@
 """A network's values on stored sequences: against the returns that followed, and by the age of the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from pipeline.dataset import ShardName
 from pipeline.decode import BatchDecoder
 from pipeline.monte_carlo import discounted_returns
 from pipeline.offline_tables import Facts, Table, bin_edges
-from pipeline.scan import LeftOut, list_shards, open_listed
+from pipeline.scan import LeftOut, open_listed
 from pipeline.shard_reader import Shard, ShardError
 from pipeline.store import Store
 from r2d2.burn_in import choose
@@ -44,6 +44,7 @@ class _Measured:
 def value_tables(
     store: Store,
     terms: DatasetTerms,
+    shards: Sequence[ShardName],
     facts: Facts,
     parameters: Parameters,
     *,
@@ -51,7 +52,7 @@ def value_tables(
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Table]:
-    """Tables of at most ``sequences`` of them, taken evenly over the dataset.
+    """Tables of at most ``sequences`` of the shards that ``facts`` are of, taken evenly over them.
 
     ``calibration``: Q(s, a) against the discounted return that followed, of episodes that terminated, in bins of Q.
     ``values_by_age`` and ``dq_by_age``: by how many versions older than the network the parameters were that acted;
@@ -65,12 +66,12 @@ def value_tables(
     config = LearnerConfig()
     if parameters.acting is not None:
         config = config.with_acting_values(parameters.acting)
-    left_out = LeftOut(len(list_shards(store)))
+    left_out = LeftOut(len(shards))
     chosen = _evenly(facts, sequences)
     episodes = set(zip(facts["collector"][chosen].tolist(), facts["episode"][chosen].tolist(), strict=True))
-    followed = discounted_returns(store, terms, config.gamma, left_out, of=episodes)
+    followed = discounted_returns(store, terms, config.gamma, left_out, of=episodes, shards=shards)
     measured: list[_Measured] = []
-    run = _Run(store, terms, parameters, config, device)
+    run = _Run(store, terms, shards, parameters, config, device)
     for begin in range(0, len(chosen), BATCH):
         measured += run.measure(facts, chosen[begin : begin + BATCH], followed)
         progress(begin + len(chosen[begin : begin + BATCH]), len(chosen))
@@ -97,24 +98,29 @@ class _Run:
     """Decodes chosen sequences and runs the network over them."""
 
     def __init__(
-        self, store: Store, terms: DatasetTerms, parameters: Parameters, config: LearnerConfig, device: str
+        self,
+        store: Store,
+        terms: DatasetTerms,
+        shards: Sequence[ShardName],
+        parameters: Parameters,
+        config: LearnerConfig,
+        device: str,
     ) -> None:
         self._store, self._terms, self._parameters, self._config = store, terms, parameters, config
         self._device = torch.device(device)
         self._network = network_of(parameters).to(self._device).eval().requires_grad_(False)
         self._decoder = BatchDecoder(terms)
-        self._names = list_shards(store)
         self._last: tuple[ShardName, Shard] | None = None
-        self._find_rows()
+        self._find_rows(shards)
 
     def close(self) -> None:
         self._decoder.close()
 
-    def _find_rows(self) -> None:
+    def _find_rows(self, shards: Sequence[ShardName]) -> None:
         """(collector, sequence number) -> where it lies; a shard without an intact row holds none of the facts'."""
         self._places: dict[str, tuple[np.ndarray, list[ShardName]]] = {}
         firsts: dict[str, list[tuple[int, ShardName]]] = {}
-        for name in self._names:
+        for name in shards:
             try:
                 shard = open_listed(self._store, self._terms, name)
             except ShardError:

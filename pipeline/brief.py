@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.dataset import list_collectors, shards_after
-from pipeline.scan import dataset_digest, open_listed
+from pipeline.scan import digest_of, open_listed
 from pipeline.shard_reader import ShardError
 from pipeline.store import Store
 from schemas.shard import NO_LINEAGE
@@ -37,7 +37,7 @@ def look_briefly(store: Store, terms: DatasetTerms) -> Brief:
     step = max(1, -(-len(ends) // MOST_OPENED))
     opened = ends[::step]
     brief = Brief(
-        digest=dataset_digest(store),
+        digest=digest_of(names),
         collectors=len(collectors),
         shards=len(names),
         sequences=sum(name.sequences for name in names),

@@ -1,11 +1,11 @@
 """Whole episodes back out of overlapping sequences: the steps that sequences own tile each episode exactly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.dataset import shards_after
+from pipeline.dataset import ShardName, shards_after
 from pipeline.decode import BatchDecoder
 from pipeline.row_faults import owned_steps
 from pipeline.scan import LeftOut, open_listed
@@ -115,9 +115,14 @@ class EpisodeReader:
         """End the decoding threads."""
         self._decoder.close()
 
-    def read(self, collector: str) -> Iterator[Episode]:
-        """The episodes of one collector. Raises TooManyFaults past the limit of bad shards."""
-        for rows in self._complete(collector):
+    def read(self, collector: str, shards: Sequence[ShardName] | None = None) -> Iterator[Episode]:
+        """The episodes of one collector, in ``shards`` of it (default: all that are there).
+
+        Raises:
+            TooManyFaults: past the limit of bad shards.
+        """
+        shards = shards_after(self._store, collector, -1) if shards is None else shards
+        for rows in self._complete(shards):
             facts = rows.facts(collector)
             if not self._keep(facts):
                 self.filtered_episodes += 1
@@ -127,9 +132,9 @@ class EpisodeReader:
             self.steps += facts.steps
             yield episode
 
-    def _complete(self, collector: str) -> Iterator["_Rows"]:
+    def _complete(self, shards: Sequence[ShardName]) -> Iterator["_Rows"]:
         open_episodes: dict[int, _Rows] = {}
-        for row in self._rows(collector):
+        for row in self._rows(shards):
             current = open_episodes.get(row.lane)
             if current is not None and (row.episode != current.episode or row.start != current.next_start):
                 del open_episodes[row.lane]
@@ -146,8 +151,8 @@ class EpisodeReader:
                 yield current
         yield from sorted(open_episodes.values(), key=lambda rows: rows.episode)
 
-    def _rows(self, collector: str) -> Iterator["_Row"]:
-        for name in shards_after(self._store, collector, -1):
+    def _rows(self, shards: Sequence[ShardName]) -> Iterator["_Row"]:
+        for name in shards:
             try:
                 shard = open_listed(self._store, self._terms, name)
             except ShardError as error:

@@ -1,9 +1,10 @@
 """What really followed each step: discounted returns of whole stored episodes."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from pipeline.dataset import ShardName
 from pipeline.row_faults import owned_steps
 from pipeline.scan import LeftOut, list_shards, open_listed
 from pipeline.shard_reader import ShardError
@@ -15,18 +16,24 @@ EpisodeKey = tuple[str, int]
 
 
 def discounted_returns(
-    store: Store, terms: DatasetTerms, gamma: float, left_out: LeftOut, *, of: Collection[EpisodeKey] | None = None
+    store: Store,
+    terms: DatasetTerms,
+    gamma: float,
+    left_out: LeftOut,
+    *,
+    of: Collection[EpisodeKey] | None = None,
+    shards: Sequence[ShardName] | None = None,
 ) -> dict[EpisodeKey, np.ndarray]:
     """Per (collector, episode) the return from each step on, float64 ``[E]``, of episodes that are known to their end.
 
     Only those that terminated: what follows a truncation or a cut is unknown. Where a lost life zeroes the discount, as
     in the learner's targets, nothing that comes after it counts. A corrupt row is a missing part. Reads and verifies
-    the rows of the episodes ``of`` (default: all) and holds 9 bytes a step.
+    the rows of the episodes ``of`` in ``shards`` (default: all) and holds 9 bytes a step.
     """
     rewards: dict[EpisodeKey, list[np.ndarray]] = {}
     lost: dict[EpisodeKey, list[np.ndarray]] = {}
     known: dict[EpisodeKey, int] = {}
-    for name in list_shards(store):
+    for name in list_shards(store) if shards is None else shards:
         try:
             shard = open_listed(store, terms, name)
         except ShardError as error:

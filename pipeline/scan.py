@@ -75,6 +75,11 @@ def open_listed(store: Store, terms: DatasetTerms, name: ShardName) -> Shard:
 
 
 def dataset_digest(store: Store) -> str:
+    """``digest_of`` all shards that are there now."""
+    return digest_of(list_shards(store))
+
+
+def digest_of(shards: Iterable[ShardName]) -> str:
     """32 hexadecimal characters that change with the list of shards; shards themselves never change."""
-    listing = "\n".join(name.path for name in list_shards(store))
+    listing = "\n".join(name.path for name in shards)
     return hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARACTERS]

@@ -242,7 +242,7 @@ def relabelling(root: Path, flags: argparse.Namespace) -> bool:
         out = root / f"out{next(outputs)}"
         out.mkdir()
         work = Relabelling(out_uri=str(out), terms=terms, params_path=str(params), threads=flags.threads)
-        return timed(lambda: work(str(stores[size].root), "c0"))
+        return timed(lambda: work(str(stores[size].root), "c0", shards_after(stores[size], "c0", -1)))
 
     bare()
     parts = {"small": lambda: relabel("small"), "bare": bare, "large": lambda: relabel("large")}

@@ -40,7 +40,7 @@ def stored(tmp_path_factory):
 
 
 def tables_of(store, terms, **options):
-    gathered = gather(store, terms, **options)
+    gathered = gather(store, terms, list_shards(store), **options)
     return dataset_tables(gathered.facts, terms, shard_bytes=gathered.shard_bytes)
 
 
@@ -122,8 +122,8 @@ def test_bad_shards_are_named_and_fail_the_job_past_the_limit(tmp_path, ray_sess
     names = list_shards(store)
     store.map_path(names[1].path).write_bytes(b"junk")
     with pytest.raises(TooManyFaults, match=rf"{names[1].number:09d}-8-\d+\.arrow: torn or foreign.*max_bad_shards 0"):
-        gather(store, terms, on_ray=on_ray)
-    gathered = gather(store, terms, on_ray=on_ray, max_bad_shards=1)
+        gather(store, terms, list_shards(store), on_ray=on_ray)
+    gathered = gather(store, terms, list_shards(store), on_ray=on_ray, max_bad_shards=1)
     assert list(gathered.bad_shards) == [names[1].path]
     coverage = counts(dataset_tables(gathered.facts, terms, shard_bytes=1)["coverage"])
     assert coverage["sequences_missing"] == names[1].sequences
@@ -154,11 +154,29 @@ def test_values_are_replayed_on_the_right_rows_of_a_shard_whose_first_one_is_cor
         )
         damage(golden.store, list_shards(golden.store)[0], column, 0, bit=4)
         parameters = params_from_bytes(params_to_bytes(golden.network, 9, LINEAGE, LearnerConfig().acting_values()))
-        facts = gather(golden.store, golden.terms).facts
-        of_damage[column] = value_tables(golden.store, golden.terms, facts, parameters, sequences=100)
+        shards = list_shards(golden.store)
+        facts = gather(golden.store, golden.terms, shards).facts
+        of_damage[column] = value_tables(golden.store, golden.terms, shards, facts, parameters, sequences=100)
     for name, table in of_damage["reward"].items():
         for column, values in table.items():
             np.testing.assert_array_equal(of_damage["sequence"][name][column], values, err_msg=f"{name} {column}")
+
+
+def test_the_digest_names_what_was_read_of_a_dataset_that_grows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    terms = tiny_terms()
+    store = make_dataset(tmp_path / "d", terms, 16)
+    digest = dataset_digest(store)
+
+    def meanwhile(*args, **kwargs):
+        write_shards(store, terms, make_sequences(terms, 8, collector="late"))
+        return gather(*args, **kwargs)
+
+    monkeypatch.setattr("jobs.analyze.gather", meanwhile)
+    monkeypatch.setattr("jobs.analyze.write_plots", lambda *_: [])
+    assert main(["--dataset", "d", "--tracking-uri", "none"]) == 0
+    assert f"digest {digest}" in (tmp_path / "analysis" / "d" / "report.html").read_text()
+    assert set(pq.read_table(tmp_path / "analysis" / "d" / "episodes.parquet")["collector"].to_pylist()) == {"c0"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 
 from jobs.doctor import main
 from pipeline.brief import look_briefly
+from pipeline.dataset import shards_after
 from pipeline.scan import dataset_digest, list_shards
 from pipeline.verify import verify_dataset
 from tests.pipeline.sequence_factory import LINEAGE, make_dataset, make_sequences, tiny_terms, write_shards
@@ -26,6 +27,21 @@ def test_a_brief_look_counts_what_a_whole_one_counts_and_opens_few_shards(tmp_pa
     said = capsys.readouterr().out
     assert "80" in said
     assert "Tiny-v0" in said
+
+
+def test_a_brief_look_at_a_dataset_that_grows_is_of_one_moment(tmp_path, monkeypatch):
+    terms = tiny_terms()
+    store = make_dataset(tmp_path, terms, 16)
+    digest = dataset_digest(store)
+
+    def meanwhile(*args):
+        found = shards_after(*args)
+        write_shards(store, terms, make_sequences(terms, 8, collector="c1", seed=1))
+        return found
+
+    monkeypatch.setattr("pipeline.brief.shards_after", meanwhile)
+    brief = look_briefly(store, terms)
+    assert (brief.digest, brief.sequences) == (digest, 16)
 
 
 def test_nothing_is_repaired_unless_asked_and_then_only_leftovers_go(tmp_path, capsys):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.relabel import main
+from jobs.relabel import _run, main
 from jobs.relabelling import one_ahead
 from pipeline.dataset import list_collectors, read_provenance, read_terms, shards_after, write_provenance
 from pipeline.environments import EnvironmentConfig
@@ -140,6 +140,24 @@ def test_another_window_is_what_acting_would_have_cut(tmp_path, window):
     back = relabel(tmp_path / "deeper", params=params, out=tmp_path / "back", recut="4/8/3/4/2")
     once = relabel(golden.store.root, params=params, out=tmp_path / "once")
     assert bytes_of(back) == bytes_of(once)
+
+
+def test_the_digest_of_a_parent_names_what_was_read_of_one_that_grows(tmp_path, monkeypatch):
+    golden, params = collect(tmp_path / "d", lanes=2, calls=40, per_shard=7)
+    last = list_shards(golden.store)[-1].path
+    data = golden.store.get(last)
+    golden.store.delete(last)
+    digest = dataset_digest(golden.store)
+    expected = bytes_of(relabel(golden.store.root, params=params, out=tmp_path / "before"))
+
+    def meanwhile(*args):
+        golden.store.put(last, data)
+        return _run(*args)
+
+    monkeypatch.setattr("jobs.relabel._run", meanwhile)
+    store = relabel(golden.store.root, params=params, out=tmp_path / "new")
+    assert bytes_of(store) == expected
+    assert read_provenance(store, "collector0")["parents"] == {str(golden.store.root): digest}
 
 
 def test_datasets_merge_and_episodes_are_chosen(tmp_path, mlflow_runs):

@@ -1,5 +1,7 @@
 """Tests the article's claims: ``python jobs/ablate.py --claim C5``. Runs what is missing in results/, then judges."""
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 import time
 from collections.abc import Sequence

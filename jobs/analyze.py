@@ -4,6 +4,8 @@ python jobs/analyze.py --dataset data/pong                       a summary here,
 python jobs/analyze.py --dataset data/pong --params runs/NAME    also Q against returns, TD errors and dQ of a network
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 import time
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ python jobs/collect.py --env ALE/Breakout-v5 --envs 32   another game
 python jobs/collect.py --policy table                    without a network; see label.py
 """
 
+import jobs.interrupt  # noqa: F401
+
 import os
 import secrets
 import sys

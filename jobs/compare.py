@@ -6,6 +6,8 @@ python jobs/compare.py --tag game=ALE/Pong-v5 --group-by preset
 python jobs/compare.py --parent-run-id ID --group-by claim   the parts of a sweep
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

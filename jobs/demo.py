@@ -3,12 +3,16 @@
 Everything lies below ``.demo`` in the current folder; a second demo makes a second dataset there.
 """
 
+import jobs.interrupt  # noqa: F401
+
+import contextlib
 import re
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,6 +20,7 @@ from pathlib import Path
 from jobs.command_line import parse, refusing
 from jobs.doctor import show
 from jobs.parameters import read_parameters
+from jobs.stopping import StopRequest
 from pipeline.mlflow_client import find_run, list_artifacts
 from pipeline.mlflow_models import download_model
 from pipeline.store import LocalStore, Store
@@ -28,6 +33,8 @@ ON_THE_PAGE = {
     "models": ("best", "last"),
 }
 LEAST_DISTINCT_PRIORITIES = 0.95
+POLL_SECONDS = 0.1
+OWN_SECONDS = 10.0  # In which a job ends after a signal.
 MOST_MINUTES_LONGER = 3.0  # The evaluation ends with the run; this is for a learner that never began.
 
 
@@ -53,17 +60,20 @@ def main(argv: Sequence[str]) -> int:
     common = ["--dataset", name, "--max-minutes", str(flags.minutes), "--tracking-uri", tracking]
     watching = ["--dataset", name, "--follow", "live", "--tracking-uri", tracking, "--episodes", "2", "--threads", "1"]
     most = ["--every-seconds", "45", "--max-minutes", str(flags.minutes + MOST_MINUTES_LONGER)]
+    stop = StopRequest().listen()
     jobs = {
         "collect": Job("collect.py", [*common, "--env", flags.env]),
         "learn": Job("learn.py", [*common, "--checkpoint-seconds", "60"]),
         "evaluate": Job("evaluate.py", [*watching, *most]),
     }
     try:
-        statuses = [job.wait() for job in jobs.values()]
+        statuses = [job.wait(stop) for job in jobs.values()]
     finally:
-        for job in jobs.values():
-            job.end()
+        end_all(jobs.values(), stop)
     print()
+    if stop:
+        print(f"demo: stopped ({stop.reason}), what it made is in {FOLDER.absolute()}")
+        return 1
     if any(statuses):
         print(f"demo failed: exit statuses {statuses}")
         return 1
@@ -83,15 +93,21 @@ class Job:
         self._reader = threading.Thread(target=self._pass_on, daemon=True)
         self._reader.start()
 
-    def wait(self) -> int:
-        status = self._process.wait()
-        self._reader.join(5)
+    def wait(self, stop: StopRequest) -> int | None:
+        """Its exit status; None when somebody wants the demo gone before there is one."""
+        while (status := self._process.poll()) is None and not stop.by_signal:
+            time.sleep(POLL_SECONDS)
+        self._reader.join(5 if status is not None else 0)
         return status
 
-    def end(self) -> None:
+    def end(self, own_seconds: float = 0) -> None:
+        """Ends it unless it has ended by itself within ``own_seconds``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(own_seconds)
         if self._process.poll() is None:
             self._process.terminate()
             self._process.wait(15)
+        self._reader.join(5)
 
     def find(self, pattern: str) -> str:
         """The last match of a one-group pattern in what the job said, or ``?``."""
@@ -103,6 +119,12 @@ class Job:
         for line in self._process.stdout:
             self.said.append(line.rstrip())
             print(line, end="", flush=True)
+
+
+def end_all(jobs: Iterable[Job], stop: StopRequest) -> None:
+    """A terminal's Ctrl-C has reached the jobs already: told a second time they would save nothing."""
+    for job in jobs:
+        job.end(own_seconds=OWN_SECONDS if stop.reason == "SIGINT" else 0)
 
 
 def _report(store: Store, jobs: dict[str, Job], tracking: str) -> int:

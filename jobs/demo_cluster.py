@@ -2,6 +2,8 @@
 token, two collectors on Ray, a learner, MLflow. Then the doctor, and what came of it.
 """
 
+import jobs.interrupt  # noqa: F401
+
 import os
 import re
 import secrets
@@ -12,9 +14,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from jobs.command_line import parse, refusing
-from jobs.demo import FOLDER, Job
+from jobs.demo import FOLDER, Job, end_all
 from jobs.doctor import show
 from jobs.s3_server import s3_server
+from jobs.stopping import StopRequest
 from pipeline.replay_security import TOKEN_VARIABLE
 from pipeline.store import open_store
 from pipeline.verify import verify_dataset
@@ -52,18 +55,21 @@ def _run(flags: DemoClusterFlags, dataset: str) -> int:
     common = ["--dataset", dataset]
     limited = ["--tracking-uri", tracking, "--max-minutes", str(flags.minutes)]
     collectors = ["--env", flags.env, "--collectors", "2", "--envs", "8"]
+    stop = StopRequest().listen()
     jobs = {
         "serve": Job("serve_replay.py", [*common, "--port", str(port)]),
         "collect": Job("collect.py", [*common, *limited, *collectors]),
         "learn": Job("learn.py", [*common, *limited, "--replay", f"grpc://127.0.0.1:{port}"]),
     }
     try:
-        statuses = [jobs[name].wait() for name in ("collect", "learn")]
+        statuses = [jobs[name].wait(stop) for name in ("collect", "learn")]
     finally:
-        for job in jobs.values():
-            job.end()
-    statuses.append(jobs["serve"].wait())
+        end_all(jobs.values(), stop)
+    statuses.append(jobs["serve"].wait(stop))
     print()
+    if stop:
+        print(f"demo-cluster: stopped ({stop.reason}), what it made is in {FOLDER.absolute()}")
+        return 1
     if any(statuses):
         print(f"demo-cluster failed: exit statuses {statuses}")
         return 1

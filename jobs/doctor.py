@@ -6,6 +6,8 @@ python jobs/doctor.py --dataset data/pong --brief    what it holds, in a second,
 python jobs/doctor.py --dataset data/pong --fix      also deletes what killed writers left half-written
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,6 +9,8 @@ python jobs/evaluate.py --follow live                                  each new 
 Results go to the MLflow run that the network comes from, else to a run of their own.
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 import tempfile
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ python jobs/export.py --dataset data/pong --out export/best --where "return>=10"
 python jobs/export.py --dataset data/pong --out export/pong-v0 --format minari
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

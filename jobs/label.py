@@ -5,6 +5,8 @@ python jobs/label.py                                   data/pong into data/pong-
 python jobs/learn.py --dataset data/pong-labelled
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 import time
 from collections.abc import Sequence

@@ -8,6 +8,8 @@ python jobs/learn.py --replay grpc://127.0.0.1:7878     from the replay that a s
 python jobs/learn.py --mix data/old=0.25          a quarter of every batch from another dataset
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 import time
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ python jobs/relabel.py --dataset data/pong --params runs/NAME --out data/long --
 python jobs/relabel.py --dataset data/a --dataset data/b --params FILE --out data/best --where "return>=10"
 """
 
+import jobs.interrupt  # noqa: F401
+
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

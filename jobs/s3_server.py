@@ -38,7 +38,12 @@ class S3Server:
         """Returns when it answers."""
         command = [str(rclone()), "serve", "s3", "--auth-key", f"{ACCESS},{SECRET}"]
         command += ["--addr", f"{self._host}:{self.port}", "--config", os.devnull, str(self._folder)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # A terminal's Ctrl-C leaves it to those who still write to it.
+        )
         deadline = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError), socket.create_connection((self._host, self.port), timeout=1):

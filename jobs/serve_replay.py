@@ -4,6 +4,8 @@ python jobs/serve_replay.py --dataset data/pong      then: python jobs/learn.py 
 python jobs/serve_replay.py --resume                 after a kill: priorities and counters of the last snapshot
 """
 
+import jobs.interrupt  # noqa: F401
+
 import secrets
 import sys
 import time

@@ -10,6 +10,7 @@ from types import FrameType
 
 FORCED_STATUS = 130
 GONE_SECONDS = 8.0  # Of the ten that a stopped job may take.
+ONE_SIGNAL_SECONDS = 0.5  # A terminal, ``timeout`` and a parent may all pass on one and the same wish.
 
 
 class StopRequest:
@@ -25,6 +26,7 @@ class StopRequest:
         self.reason = ""
         self.by_signal = False
         self._gone_by = math.inf
+        self._signalled_at = -math.inf
 
     def listen(self) -> "StopRequest":
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -47,8 +49,10 @@ class StopRequest:
         return self._event.wait(seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.by_signal:
+        now = time.monotonic()
+        if not self.by_signal:
+            self.by_signal, self._signalled_at, self._gone_by = True, now, now + GONE_SECONDS
+            self.ask(signal.Signals(number).name)
+        elif now - self._signalled_at >= ONE_SIGNAL_SECONDS:
             sys.stderr.write("stopping at once\n")
             os._exit(FORCED_STATUS)
-        self.by_signal, self._gone_by = True, time.monotonic() + GONE_SECONDS
-        self.ask(signal.Signals(number).name)

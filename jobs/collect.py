@@ -44,7 +44,7 @@ from pipeline.sequences import SequenceBuilder
 from pipeline.shard_writer import ShardWriter, WriterConfig
 from pipeline.spool import Spool, SpoolConfig
 from pipeline.store import Store
-from pipeline.tracking import Tracker, TrackingConfig, make_tracker
+from pipeline.tracking import Tracker, TrackingConfig, ending_run, make_tracker
 from r2d2.health import MemoryLimit, SpeedLimit
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
@@ -182,24 +182,25 @@ def collect_on_ray(argv: Sequence[str], stop: StopRequest, status: StatusLine) -
                 parent_run_id=flags.tracking.parent_run_id,
             )
         )
-        start_ray(act.ray_address, cpus=max(os.cpu_count() or 1, act.collectors * threads))
-        stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
+        with ending_run(tracker, stop.gone_by):
+            start_ray(act.ray_address, cpus=max(os.cpu_count() or 1, act.collectors * threads))
+            stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
 
-        def arguments(place: int, incarnation: int) -> tuple:
-            own = actor_argv(argv, place, incarnation, envs=act.envs, collectors=act.collectors, seed=seed)
-            return collect, own
+            def arguments(place: int, incarnation: int) -> tuple:
+                own = actor_argv(argv, place, incarnation, envs=act.envs, collectors=act.collectors, seed=seed)
+                return collect, own
 
-        collectors = Collectors(act.collectors, arguments, threads=threads, tracker=tracker, status=status)
-        status.say(f"collect: {act.collectors} collectors of {act.envs} lanes into {store.uri}, seed {seed}")
-        failed = True
-        try:
-            code = collectors.run(stop, env_steps=act.env_steps, max_minutes=act.max_minutes)
-            failed = False
-        finally:
-            tracker.close(failed=failed, gone_by=stop.gone_by)
-            run = f"MLflow run {tracker.run_id()}"
-            status.say(f"collect: stopped ({stop.reason or 'failed'}): {collectors.summary()}; {run}")
-        return code
+            collectors = Collectors(act.collectors, arguments, threads=threads, tracker=tracker, status=status)
+            status.say(f"collect: {act.collectors} collectors of {act.envs} lanes into {store.uri}, seed {seed}")
+            failed = True
+            try:
+                code = collectors.run(stop, env_steps=act.env_steps, max_minutes=act.max_minutes)
+                failed = False
+            finally:
+                tracker.close(failed=failed, gone_by=stop.gone_by)
+                run = f"MLflow run {tracker.run_id()}"
+                status.say(f"collect: stopped ({stop.reason or 'failed'}): {collectors.summary()}; {run}")
+            return code
 
 
 def collect(argv: Sequence[str], stop: StopRequest, status: StatusLine, tracker: Tracker | None = None) -> int:
@@ -279,28 +280,30 @@ def collect(argv: Sequence[str], stop: StopRequest, status: StatusLine, tracker:
             system_metrics=True,
         )
     )
-    tracker.params({**resolved, "provenance": provenance()})
-    run = CollectRun(
-        collector=collector,
-        spool=spool,
-        policy=policy,
-        groups=groups,
-        tracker=tracker,
-        memory=flags.memory,
-        speed=flags.speed,
-        link=lambda run_id: link_run(store, collector_id, run_id),
-        closing_tags=lambda: dataset_tags(store, "close"),
-    )
-    problem, lost = None, 0
-    status.say(f"collect: {terms.env.env_id} into {store.uri}, collector {collector_id}, seed {seed}")
-    try:
-        run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
-    except (ValueError, EnvironmentFailure) as error:
-        problem = error
-    finally:
-        lost = run.close(stop, failed=problem is not None)
-    run.show(status)
-    status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
+    with ending_run(tracker, stop.gone_by):
+        tracker.params({**resolved, "provenance": provenance()})
+        run = CollectRun(
+            collector=collector,
+            spool=spool,
+            policy=policy,
+            groups=groups,
+            tracker=tracker,
+            memory=flags.memory,
+            speed=flags.speed,
+            link=lambda run_id: link_run(store, collector_id, run_id),
+            closing_tags=lambda: dataset_tags(store, "close"),
+        )
+        problem, failed, lost = None, True, 0
+        status.say(f"collect: {terms.env.env_id} into {store.uri}, collector {collector_id}, seed {seed}")
+        try:
+            run.run(stop, status, env_steps=act.env_steps, max_minutes=act.max_minutes)
+            failed = False
+        except (ValueError, EnvironmentFailure) as error:
+            problem = error
+        finally:
+            lost = run.close(stop, failed=failed)
+        run.show(status)
+        status.say(f"collect: stopped ({stop.reason or 'failed'}): {run.summary()}")
     if problem is not None:
         refuse(problem)
     return 1 if lost else 0

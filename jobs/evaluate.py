@@ -14,6 +14,7 @@ import jobs.interrupt  # noqa: F401
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -29,10 +30,10 @@ from jobs.parameters import refuse_misfit
 from jobs.presets import Preset
 from jobs.run_tags import run_tags
 from jobs.stopping import StopRequest
-from pipeline.environments import EnvironmentConfig
+from pipeline.environments import EnvironmentConfig, EnvironmentFailure
 from pipeline.mlflow_client import find_run
 from pipeline.provenance import provenance
-from pipeline.tracking import NONE, Tracker, TrackingConfig, make_tracker
+from pipeline.tracking import NONE, Tracker, TrackingConfig, ending_run, make_tracker
 from r2d2.config import NetworkSpec
 from schemas.specs import EnvSpec
 from schemas.terms import DatasetTerms
@@ -92,7 +93,7 @@ class EvaluateFlags:
 def main(argv: Sequence[str]) -> int:
     show_warnings()
     stop = StopRequest().listen()
-    with refusing(OSError):
+    with refusing(OSError, EnvironmentFailure):
         argv = [*argv, *dataset_of(argv)]
         flags, preset, terms = read_flags(EvaluateFlags, argv, "evaluate.py")
         if flags.network.dry_run:
@@ -115,16 +116,16 @@ def main(argv: Sequence[str]) -> int:
             flags.source.over(flags.play.under_protocol(_of_the_same_game(base, flags))), flags.play, films=_logs(flags)
         )
         refuse_misfit(source.parameters.spec, evaluator.env)
-        tracker = _make_tracker(flags, evaluator.env, source)
-        evaluated = evaluator.evaluate(source.parameters, stop.__bool__)
-        evaluator.close()
-    if evaluated is None:
-        tracker.close(failed=True, gone_by=stop.gone_by)
-        print(f"evaluate: stopped ({stop.reason})")
-        return 1
-    version = source.parameters.version
-    show(evaluated, f"{evaluator.env.env_id}, parameters of update {version}, {evaluated.conditions}")
-    _log(flags, evaluated, version, tracker, stop)
+        with ending_run(_make_tracker(flags, evaluator.env, source), stop.gone_by) as tracker:
+            with closing(evaluator):
+                evaluated = evaluator.evaluate(source.parameters, stop.__bool__)
+            if evaluated is None:
+                tracker.close(failed=True, gone_by=stop.gone_by)
+                print(f"evaluate: stopped ({stop.reason})")
+                return 1
+            version = source.parameters.version
+            show(evaluated, f"{evaluator.env.env_id}, parameters of update {version}, {evaluated.conditions}")
+            _log(flags, evaluated, version, tracker, stop)
     return 0
 
 
@@ -167,14 +168,11 @@ def _follow(flags: EvaluateFlags, stop: StopRequest) -> int:
         tracker = _make_tracker(flags, evaluator.env, None, run_id)
         log = FollowLog(tracker, evaluator, best_before=None if best is None else float(best))
         status.say(f"evaluate: follows run {following.name}, {flags.play.episodes} episodes, {evaluator.conditions()}")
-        try:
+        with closing(log), ending_run(tracker, stop.gone_by), closing(evaluator):
             for parameters in following.versions():
                 evaluated = evaluator.evaluate(parameters, stop.__bool__)
                 if evaluated is not None:
                     status.say(log.log(parameters, evaluated))
-        finally:
-            evaluator.close()
-            log.close(gone_by=stop.gone_by)
     print(
         f"evaluate: stopped ({stop.reason or 'failed'}): {log.played} versions; MLflow run {tracker.run_id()}",
         flush=True,

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,8 +166,8 @@ class FollowLog:
         self._film(evaluated, folder / "last.gif")
         return f"evaluate: update {version}: {one_line(evaluated.summary)}{', the best so far' if is_best else ''}"
 
-    def close(self, *, gone_by: Callable[[], float]) -> None:
-        self._tracker.close(gone_by=gone_by)
+    def close(self) -> None:
+        """Once the tracker has sent what lies here."""
         self._folder.cleanup()
 
     def _film(self, evaluated: Evaluated, path: Path) -> None:

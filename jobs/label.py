@@ -10,6 +10,7 @@ import jobs.interrupt  # noqa: F401
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from pipeline.action_table import TableConfig
 from pipeline.dataset import agree_on_terms, list_collectors, read_provenance, read_terms
 from pipeline.provenance import provenance
 from pipeline.store import Store, open_store
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import TrackingConfig, ending_run, make_tracker
 from schemas.terms import DatasetTerms
 
 WAIT_SECONDS = 0.5
@@ -82,7 +83,11 @@ class LabelFlags:
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
-    stop = StopRequest().listen()
+    with ExitStack() as ends:
+        return _label(argv, StopRequest().listen(), ends)
+
+
+def _label(argv: Sequence[str], stop: StopRequest, ends: ExitStack) -> int:
     with refusing(OSError), StatusLine("label") as status:
         raw = open_store(peek(argv, "dataset")["dataset"] or dataset_uri(None, None))
         _read(argv, None)  # Refuse what is wrong before waiting.
@@ -109,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
                 description=describe("Labels", terms.env, out, preset=flags.preset, seed=None),
             )
         )
+        ends.enter_context(ending_run(tracker, stop.gone_by))
         tracker.params({**asdict(flags), "terms": asdict(out_terms), "provenance": provenance()})
         labelling = Labelling(
             raw=raw,
@@ -132,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
         except (ValueError, OSError) as error:
             problem = error
         finally:
-            labelling.close(failed=failed)
+            labelling.close(stop, failed=failed)
         status.say(f"label: stopped ({stop.reason or 'failed'}): {labelling.summary()}")
     if problem is not None:
         refuse(problem)

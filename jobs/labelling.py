@@ -113,14 +113,14 @@ class Labelling:
                     stop.ask("everything is labelled")
                 stop.wait(POLL_SECONDS)
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, stop: StopRequest, *, failed: bool) -> None:
         """Stop the threads, publish the last table, end the run."""
         self._publish_table(now=True)
         self._mirror.close()
         self._report()
         for decoder in (self._raw_decoder, self._out_decoder):
             decoder.close()
-        self._tracker.close(failed=failed)
+        self._tracker.close(failed=failed, gone_by=stop.gone_by)
 
     def summary(self) -> str:
         counts = self.counts

@@ -13,6 +13,7 @@ import jobs.interrupt  # noqa: F401
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ from pipeline.returns import ReturnsFollower
 from pipeline.scan import dataset_digest
 from pipeline.several_replays import SeveralReplays
 from pipeline.store import Store
-from pipeline.tracking import Tracker, TrackingConfig, make_tracker
+from pipeline.tracking import Tracker, TrackingConfig, ending_run, make_tracker
 from r2d2.data_parallel import Replicas
 from r2d2.learner import Learner
 from r2d2.tensors import transfer_buffer
@@ -56,7 +57,11 @@ WAIT_SECONDS = 0.5
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
-    stop = StopRequest().listen()
+    with ExitStack() as ends:
+        return _learn(argv, StopRequest().listen(), ends)
+
+
+def _learn(argv: Sequence[str], stop: StopRequest, ends: ExitStack) -> int:
     with refusing(OSError), StatusLine("learn") as status:
         flags, preset, terms = read_flags(LearnFlags, argv, "learn.py")
         if flags.train.dry_run:
@@ -89,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
             store = flags.source.open_store()
             updates = updates_of_epochs(flags.train.epochs, store, terms, flags.replay, flags.limiter)
             status.say(f"learn: {flags.train.epochs:g} epochs are {updates:,} updates")
-        training = _build(flags, terms, services, learner, status)
+        training = _build(flags, terms, services, learner, status, stop, ends)
         learner.share_state()
     problem, failed = None, True
     try:
@@ -121,8 +126,10 @@ def _make_learner(flags: LearnFlags, terms: DatasetTerms, device: str, replicas:
 
 
 def _build(
-    flags: LearnFlags, terms: DatasetTerms, services: list[FoundService], learner: Learner, status: StatusLine
-) -> Training:
+    flags: LearnFlags, terms: DatasetTerms, services: list[FoundService], learner: Learner, status: StatusLine,
+    stop: StopRequest, ends: ExitStack,
+) -> Training:  # fmt: skip
+    """Everything wired; ``ends`` ends the tracked run, whatever happens from here on."""
     train, store, offline = flags.train, flags.source.open_store(), flags.train.offline
     name = flags.tracking.run_name
     if train.resume:
@@ -154,6 +161,7 @@ def _build(
             threads=train.threads,
         )
     tracker = _make_tracker(flags, terms, store, folder, name, publishes_as)
+    ends.enter_context(ending_run(tracker, stop.gone_by))
     progress = None
     if not offline:
         store.clean_leftovers()

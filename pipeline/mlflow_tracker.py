@@ -134,8 +134,10 @@ class MLflowTracker:
         """Deliver what is queued, end the run, and return how many metrics were lost (also said on stderr).
 
         Waits for at most ``timeout_seconds``, saying every few seconds for what. Once ``gone_by`` gives a (monotonic)
-        time, no longer than that, but two seconds in any case.
+        time, no longer than that, but two seconds in any case. A second call changes nothing.
         """
+        if self._closing.is_set():
+            return self.lost_metrics
         self._status = "FAILED" if failed else "FINISHED"
         started = said_at = time.monotonic()
         self._is_hurried = math.isfinite(gone_by())

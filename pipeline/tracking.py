@@ -3,9 +3,10 @@
 The calls leave from a thread of their own (``mlflow_tracker``), so that tracking never stops training.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databrick
 NONE = "none"
 CLOSE_SECONDS = 60.0
 LEAST_CLOSE_SECONDS = 2.0
+FAILED_CLOSE_SECONDS = 6.0
 
 
 class Tracker(Protocol):
@@ -93,6 +95,17 @@ def make_tracker(config: TrackingConfig) -> Tracker:
     from pipeline.mlflow_tracker import MLflowTracker
 
     return MLflowTracker(config)
+
+
+@contextlib.contextmanager
+def ending_run(tracker: Tracker, gone_by: Callable[[], float] = lambda: math.inf) -> Iterator[Tracker]:
+    """The run ends with the block, as failed if that ends by an exception, unless it has been closed before."""
+    try:
+        yield tracker
+    except BaseException:
+        tracker.close(failed=True, timeout_seconds=FAILED_CLOSE_SECONDS, gone_by=gone_by)
+        raise
+    tracker.close(gone_by=gone_by)
 
 
 class NullTracker:

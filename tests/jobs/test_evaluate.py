@@ -19,12 +19,12 @@ from jobs.parameters import read_parameters
 from jobs.run_folder import RunFolder
 from jobs.stopping import StopRequest
 from pipeline.dataset import agree_on_terms
-from pipeline.environments import EnvironmentConfig, make_lanes
+from pipeline.environments import EnvironmentConfig, EnvironmentFailure, make_lanes
 from pipeline.mlflow_client import Run
 from pipeline.params import ParamsPublisher, PublishConfig
 from pipeline.progress import Progress, ProgressWriter
 from pipeline.store import LocalStore
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import NullTracker, TrackingConfig, make_tracker
 from r2d2.config import SMALL, NetworkSpec
 from r2d2.networks import build_network
 from r2d2.serialize import params_from_bytes, params_to_bytes
@@ -318,3 +318,22 @@ def test_bad_input_gets_one_line_and_status_2(cartpole, tmp_path, capsys, argume
     assert stopped.value.code == 2
     assert reason in said
     assert len(said.splitlines()) == 1
+
+
+def test_an_environment_that_fails_is_one_line_and_the_run_has_failed(cartpole, monkeypatch, capsys):
+    ended = []
+
+    def fail(*_):
+        raise EnvironmentFailure("CartPole-v1 keeps raising")
+
+    class Recorder(NullTracker):
+        def close(self, *, failed=False, **_):
+            ended.append(failed)
+            return 0
+
+    monkeypatch.setattr(evaluate, "make_tracker", lambda config: Recorder())
+    monkeypatch.setattr(Evaluator, "evaluate", fail)
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main(["--checkpoint", str(cartpole), *CARTPOLE])
+    assert (stopped.value.code, ended) == (2, [True])
+    assert capsys.readouterr().err == "error: CartPole-v1 keeps raising\n"

@@ -1,11 +1,15 @@
 """The following labeller: it finds what a recurrent actor would have stored, once, whatever kills it in between."""
 
+import signal
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from jobs.label import main, refuse_foreign
+from jobs import label as job
+from jobs.stopping import GONE_SECONDS, StopRequest
 from pipeline.action_table import open_table, table_name
 from pipeline.dataset import list_collectors, read_provenance, write_provenance
 from pipeline.decode import BatchDecoder
@@ -15,6 +19,7 @@ from pipeline.params import params_name
 from pipeline.progress import Progress, progress_name
 from pipeline.scan import list_shards, open_listed
 from pipeline.store import LocalStore
+from pipeline.tracking import NullTracker
 from pipeline.verify import verify_dataset
 from r2d2.config import LearnerConfig
 from r2d2.policy import RecurrentPolicy
@@ -261,3 +266,18 @@ def test_labelled_sequences_are_not_mixed_into_a_dataset_of_somebody_else(tmp_pa
             refuse_foreign(store)
     write_provenance(store, "c0", {"role": "label"})
     refuse_foreign(store)
+
+
+def test_a_labeller_that_a_signal_ends_waits_for_no_tracking_server_longer_than_others(tmp_path, monkeypatch):
+    class Recorder(NullTracker):
+        def close(self, *, gone_by, **_):
+            ended.append(gone_by())
+            return 0
+
+    ended, stop = [], StopRequest()
+    stop._on_signal(signal.SIGTERM, None)
+    _, _, params = collect(tmp_path, calls=20)
+    monkeypatch.setattr(job, "make_tracker", lambda config: Recorder())
+    monkeypatch.setattr(StopRequest, "listen", lambda _: stop)
+    label(tmp_path, params=params)
+    assert ended[0] <= time.monotonic() + GONE_SECONDS

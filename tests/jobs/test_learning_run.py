@@ -9,6 +9,7 @@ import pytest
 
 from jobs import collect, learn
 from jobs.parameters import read_parameters
+from pipeline.collector import Collector
 from pipeline.tracking import NullTracker
 from r2d2.health import LEARNER_TROUBLES
 from r2d2.learner import Learner
@@ -26,10 +27,15 @@ class Recorder(NullTracker):
 
     def __init__(self) -> None:
         self.seen: dict[str, list[tuple[int, float]]] = {}
+        self.ended: list[str] = []
 
     def metrics(self, values, step):
         for name, value in values.items():
             self.seen.setdefault(name, []).append((step, value))
+
+    def close(self, *, failed=False, **_):
+        self.ended.append("failed" if failed else "finished")
+        return 0
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +143,37 @@ def test_more_processes_than_sequences_are_refused(recorder, monkeypatch, capsys
     with pytest.raises(SystemExit):
         learn.main([*LEARN, "--updates", "1"])
     assert "batch_size is 8; allowed: at least one sequence for each of 9 processes" in capsys.readouterr().err
+
+
+def test_a_job_that_is_refused_once_its_run_exists_ends_it_as_failed(recorder, monkeypatch):
+    def refuse(*_):
+        raise ValueError("retention is wrong; allowed: another")
+
+    monkeypatch.setattr(learn, "Retention", refuse)
+    with pytest.raises(SystemExit):
+        learn.main([*LEARN, "--run-name", "refused", "--updates", "1"])
+    assert recorder.ended == ["failed"]
+
+
+def test_a_collector_that_dies_of_anything_ends_its_run_as_failed(recorder, tmp_path, monkeypatch):
+    def die(_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(collect, "make_tracker", lambda config: recorder)
+    monkeypatch.setattr(Collector, "turn", die)
+    with pytest.raises(RuntimeError):
+        collect.main(COLLECT)
+    assert set(recorder.ended) == {"failed"}
+
+
+def test_collectors_that_ray_refuses_end_their_run_as_failed(recorder, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("ray_address is 'x'; allowed: another")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(collect, "make_tracker", lambda config: recorder)
+    monkeypatch.setattr(collect, "start_ray", refuse)
+    with pytest.raises(SystemExit):
+        collect.main([*COLLECT, "--collectors", "2"])
+    assert recorder.ended == ["failed"]

@@ -1,5 +1,6 @@
 """Tracking against a real MLflow on sqlite: nothing raises into the job, nothing is altered silently."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline.charts import LEARNING_CURVE
 from pipeline.mlflow_tracker import MLflowTracker
-from pipeline.tracking import MetricNames, NullTracker, TrackingConfig, make_tracker
+from pipeline.tracking import MetricNames, NullTracker, TrackingConfig, ending_run, make_tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # MLflow's own, of its dependencies.
 
@@ -179,3 +180,20 @@ def test_a_job_that_ended_by_itself_waits_and_says_so_until_somebody_wants_it_go
     assert tracker.close(gone_by=lambda: started + 1.0 if time.monotonic() - started > 0.8 else math.inf) == 1
     assert 0.9 < time.monotonic() - started < 5
     assert "tracking: waits for http://127.0.0.1:9 to take 1 metrics and 0 other records, 5" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [None, ValueError, SystemExit, KeyboardInterrupt])
+def test_whatever_ends_the_work_the_run_ends_as_failed_unless_it_ended_well(monkeypatch, error):
+    monkeypatch.setattr(MLflowTracker, "_deliver", lambda tracker: None)
+    tracker = MLflowTracker(TrackingConfig())
+    with contextlib.suppress(BaseException), ending_run(tracker):
+        if error is not None:
+            raise error
+    assert tracker._status == ("FINISHED" if error is None else "FAILED")
+
+
+def test_a_run_that_has_been_closed_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(MLflowTracker, "_deliver", lambda tracker: None)
+    with ending_run(MLflowTracker(TrackingConfig())) as tracker:
+        tracker.close(failed=True)
+    assert tracker._status == "FAILED"  # type: ignore[attr-defined]

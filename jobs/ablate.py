@@ -119,7 +119,8 @@ def _log(cell: Cell, tracking: TrackingFlags, claims: list[str]) -> None:
         TrackingConfig(
             uri=tracking.tracking_uri,
             experiment=f"{tracking.experiment}-claims",
-            run_name=f"{cell.experiment} {cell.variant} {cell.seed}".replace("  ", " "),
+            run_name=" ".join(filter(None, (tracking.run_name, cell.experiment, cell.variant, str(cell.seed)))),
+            parent_run_id=tracking.parent_run_id,
             tags={"role": "ablate", "task": cell.experiment, "variant": cell.variant, "seed": str(cell.seed)},
         )
     )

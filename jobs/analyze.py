@@ -22,13 +22,15 @@ from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import read_parameters, refuse_misfit
 from jobs.report import short, write_page, write_plots, write_tables
+from jobs.stopping import interruptible
 from jobs.value_tables import value_tables
 from pipeline.dataset import read_terms
 from pipeline.offline_tables import dataset_tables
 from pipeline.provenance import provenance
+from pipeline.ray_start import start_ray
 from pipeline.scan import digest_of, list_shards
 from pipeline.store import open_store
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import TrackingConfig, ending_run, make_tracker
 
 ON_RAY_FROM = 20_000  # Sequences from which Ray's start is worth it.
 
@@ -71,8 +73,12 @@ class AnalyzeFlags:
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
-    started = time.monotonic()
-    with refusing(OSError), StatusLine("analyze") as status:
+    started, written = time.monotonic(), None
+
+    def left() -> str:
+        return "nothing was written" if written is None else f"{written} is not complete: run it again"
+
+    with refusing(OSError), interruptible("analyze", left) as stop, StatusLine("analyze") as status:
         flags = parse(AnalyzeFlags, argv, AnalyzeFlags(threads=default_threads(for_learner=True)), "analyze.py")
         torch.set_num_threads(flags.threads)
         store = open_store(flags.dataset)
@@ -90,6 +96,9 @@ def main(argv: Sequence[str]) -> int:
         on_ray = flags.ray
         if on_ray is None:
             on_ray = sum(name.sequences for name in shards) >= ON_RAY_FROM
+        if on_ray:
+            start_ray()
+            stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
         gathered = gather(
             store,
             terms,
@@ -112,6 +121,7 @@ def main(argv: Sequence[str]) -> int:
                 progress=lambda done, of: status.show(replayed_sequences=f"{done:,} of {of:,}"),
             )
         out.mkdir(parents=True, exist_ok=True)
+        written = out
         numbers, digest = headline(tables), digest_of(shards)
         bad = [f"{path}: {reason}" for path, reason in gathered.bad_shards.items()]
         bad += [f"{path} row {row}: checksum or pixels wrong" for path, row in sorted(gathered.corrupt_rows)]
@@ -133,17 +143,18 @@ def main(argv: Sequence[str]) -> int:
                 uri=flags.tracking.tracking_uri,
                 experiment=flags.tracking.experiment,
                 run_name=flags.tracking.run_name or f"analyze-{store.name}",
+                parent_run_id=flags.tracking.parent_run_id,
                 tags={
                     "role": "analyze", "game": terms.env.env_id, "dataset": store.name, "digest": digest,
                     "dataset_uri": store.uri,
                 },
             )
         )  # fmt: skip
-        tracker.params({**asdict(flags), "terms": asdict(terms), "provenance": provenance(role="analyze")})
-        tracker.metrics({f"analyze/{name}": value for name, value in numbers.items()}, 0)
-        for path in (*paths, *plots, page):
-            tracker.artifact(path)
-        tracker.close(timeout_seconds=60.0)
+        with ending_run(tracker, stop.gone_by):
+            tracker.params({**asdict(flags), "terms": asdict(terms), "provenance": provenance(role="analyze")})
+            tracker.metrics({f"analyze/{name}": value for name, value in numbers.items()}, 0)
+            for path in (*paths, *plots, page):
+                tracker.artifact(path)
     _show(numbers, tables, bad)
     print(
         f"analyze: {len(tables)} tables, {len(plots)} plots and {page} in {time.monotonic() - started:.1f} s",

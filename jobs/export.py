@@ -16,6 +16,7 @@ from jobs.command_line import Repeatable, parse, refusing
 from jobs.console import StatusLine, show_warnings
 from jobs.flags import default_threads
 from jobs.relabelling import collector_start
+from jobs.stopping import interruptible
 from pipeline.dataset import list_collectors, read_terms
 from pipeline.episode_filter import Condition
 from pipeline.episodes import Episode, EpisodeReader
@@ -54,7 +55,14 @@ class ExportFlags:
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
-    with refusing(OSError), StatusLine("export") as status:
+    out = None
+
+    def left() -> str:
+        if out is None or not out.exists() or not any(out.iterdir()):
+            return "nothing was written"
+        return f"{out} holds an unfinished export: delete it before you start again"
+
+    with refusing(OSError), interruptible("export", left), StatusLine("export") as status:
         flags = parse(ExportFlags, argv, ExportFlags(threads=default_threads(for_learner=True)), "export.py")
         store = open_store(flags.dataset)
         terms = read_terms(store)
@@ -79,6 +87,7 @@ def main(argv: Sequence[str]) -> int:
                     yield episode
                 reader.close()
 
+        out = flags.out
         count, steps = WRITERS[flags.format](flags.out, terms, episodes())
     print(
         f"export: {count:,} episodes, {steps:,} env steps in {flags.out}; left out: {len(left_out.bad_shards)} bad "

@@ -111,6 +111,7 @@ def _label(argv: Sequence[str], stop: StopRequest, ends: ExitStack) -> int:
                 experiment=flags.tracking.experiment,
                 run_name=flags.tracking.run_name or f"label-{out.name}",
                 tags=run_tags("label", terms.env, store=out, preset=flags.preset, raw=raw.uri),
+                parent_run_id=flags.tracking.parent_run_id,
                 description=describe("Labels", terms.env, out, preset=flags.preset, seed=None),
             )
         )

@@ -20,17 +20,20 @@ from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import KINDS, read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
+from jobs.stopping import StopRequest, interruptible
 from pipeline.dataset import TERMS_NAME, ShardName, agree_on_terms, link_run, list_collectors, read_terms, shards_after
 from pipeline.episode_filter import Condition
 from pipeline.provenance import provenance
+from pipeline.ray_start import start_ray
 from pipeline.scan import dataset_digest, digest_of
 from pipeline.store import Store, open_store
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import TrackingConfig, ending_run, make_tracker
 from r2d2.config import NetworkSpec
 from schemas.geometry import SequenceGeometry
 from schemas.terms import DatasetTerms
 
 Job = tuple[str, str, list[ShardName]]  # A dataset, a collector of it, what of it to read.
+UNFINISHED = "holds an unfinished relabelling, no dataset yet: delete it before you start again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,14 @@ def parse_window(text: str, frame_stack: int = 1) -> SequenceGeometry:
 
 def main(argv: Sequence[str]) -> int:
     show_warnings()
-    with refusing(OSError):
+    out = None
+
+    def left() -> str:
+        if out is None or not out.folders():
+            return "nothing was written"
+        return f"{out.uri} is complete" if read_terms(out) else f"{out.uri} {UNFINISHED}"
+
+    with refusing(OSError), interruptible("relabel", left) as stop:
         flags = parse(RelabelFlags, argv, RelabelFlags(threads=default_threads(for_learner=True)), "relabel.py")
         for name in ("dataset", "out"):
             if not getattr(flags, name):
@@ -97,21 +107,19 @@ def main(argv: Sequence[str]) -> int:
         sources = list(zip(flags.dataset, map(_terms_of, flags.dataset, stores), strict=True))
         terms = output_terms([terms for _, terms in sources], parameters.spec, flags.recut)
         # Listed once, for more may come meanwhile: what the digests name is what is read.
-        jobs = [
-            (uri, name, shards_after(store, name, -1))
-            for uri, store in zip(flags.dataset, stores, strict=True)
-            for name in list_collectors(store)
-        ]
+        jobs = [(store.uri, name, shards_after(store, name, -1)) for store in stores for name in list_collectors(store)]
         _refuse_twins(jobs)
         if flags.dry_run:
             dry_run({**asdict(flags), "terms": asdict(terms), "collectors": len(jobs)})
-        out = open_store(flags.out, create=True, flag="out")
-        if out.folders() or out.files():
-            raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder")
+        new = open_store(flags.out, create=True, flag="out")
+        if new.folders() or new.files():
+            why = f" (it {UNFINISHED})" if "shards" in new.folders() and read_terms(new) is None else ""
+            raise ValueError(f"out is {flags.out!r}; allowed: a new or an empty folder{why}")
+        out = new
         torch.set_num_threads(flags.threads)
         parents = {
-            store.uri: digest_of(name for of, _, shards in jobs if of == uri for name in shards)
-            for uri, store in zip(flags.dataset, stores, strict=True)
+            store.uri: digest_of(name for uri, _, shards in jobs if uri == store.uri for name in shards)
+            for store in stores
         }
         origin = provenance(
             role="relabel", parents=parents, params=str(flags.params.absolute()), version=parameters.version,
@@ -122,14 +130,15 @@ def main(argv: Sequence[str]) -> int:
                 uri=flags.tracking.tracking_uri,
                 experiment=flags.tracking.experiment,
                 run_name=flags.tracking.run_name or f"relabel-{out.name}",
+                parent_run_id=flags.tracking.parent_run_id,
                 tags={"role": "relabel", "game": terms.env.env_id, "dataset": out.name},
             )
         )
-        tracker.params({**asdict(flags), "terms": asdict(terms), "provenance": origin})
-        tracker.tags({f"parent.{number}": f"{uri} {digest}" for number, (uri, digest) in enumerate(parents.items())})
-    finished = False
-    try:
-        with refusing(OSError), StatusLine("relabel") as status:
+        with ending_run(tracker, stop.gone_by):
+            tracker.params({**asdict(flags), "terms": asdict(terms), "provenance": origin})
+            tracker.tags(
+                {f"parent.{number}": f"{uri} {digest}" for number, (uri, digest) in enumerate(parents.items())}
+            )
             work = Relabelling(
                 out_uri=out.uri,
                 terms=terms,
@@ -140,16 +149,13 @@ def main(argv: Sequence[str]) -> int:
                 threads=flags.threads,
                 origin=origin,
             )
-            total = _run(work, jobs, flags.workers, status)
+            with StatusLine("relabel") as status:
+                total = _run(work, jobs, flags.workers, status, stop)
             # Only now is there a dataset: whoever looked before saw none.
             agree_on_terms(out, terms)
-            finished = True
-        tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
-        tracker.tags({"digest": dataset_digest(out), "dataset_uri": out.uri})
-    finally:
-        tracker.close(failed=not finished, timeout_seconds=60.0 if finished else 6.0)
-    if run_id := tracker.run_id():
-        with refusing(OSError):
+            tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
+            tracker.tags({"digest": dataset_digest(out), "dataset_uri": out.uri})
+        if run_id := tracker.run_id():
             for collector in list_collectors(out):
                 link_run(out, collector, run_id)
     print(
@@ -185,7 +191,7 @@ def output_terms(inputs: Sequence[DatasetTerms], spec: NetworkSpec, recut: str |
     return DatasetTerms(env=first.env, geometry=geometry, core=spec.core)
 
 
-def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine) -> Counts:
+def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine, stop: StopRequest) -> Counts:
     total = Counts()
 
     def show(counts: Counts, done: int) -> None:
@@ -194,6 +200,8 @@ def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine) -
     if workers:
         from pipeline.ray_workers import run_on_workers
 
+        start_ray()
+        stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
         for done, counts in enumerate(run_on_workers(work, jobs, workers, cpus=work.threads), start=1):
             total += counts
             show(total, done)

@@ -1,12 +1,15 @@
 """Ctrl-C and SIGTERM ask a job to finish; a second one ends it at once."""
 
+import contextlib
 import math
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Self
 
 FORCED_STATUS = 130
 GONE_SECONDS = 8.0  # Of the ten that a stopped job may take.
@@ -28,7 +31,7 @@ class StopRequest:
         self._gone_by = math.inf
         self._signalled_at = -math.inf
 
-    def listen(self) -> "StopRequest":
+    def listen(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         return self
@@ -56,3 +59,27 @@ class StopRequest:
         elif now - self._signalled_at >= ONE_SIGNAL_SECONDS:
             sys.stderr.write("stopping at once\n")
             os._exit(FORCED_STATUS)
+
+
+class Interrupted(BaseException):
+    """A signal has come, this one."""
+
+
+class Interruption(StopRequest):
+    """For work that may end anywhere: the first signal raises ``Interrupted`` in the main thread."""
+
+    def ask(self, reason: str) -> None:
+        super().ask(reason)
+        raise Interrupted(reason)
+
+
+@contextlib.contextmanager
+def interruptible(job: str, left: Callable[[], str]) -> Iterator[Interruption]:
+    """SIGINT and SIGTERM end the block, and the job with one line: what is ``left``, and how to go on."""
+    try:
+        yield Interruption().listen()
+    except Interrupted as interrupted:
+        print(f"{job}: stopped ({interrupted}), {left()}", flush=True)
+        sys.exit(FORCED_STATUS)
+    finally:
+        StopRequest().listen()  # Little is left to do, and nothing that could be interrupted.

@@ -13,11 +13,17 @@ def run_on_workers(
 
     A task that dies with its worker is run again, so ``function`` must do no harm when it is run twice. What it raises
     is raised here, and ends the tasks that still run.
+
+    Raises:
+        ValueError: no machine of this Ray has ``cpus``: it would wait for one for ever.
     """
     import ray
     from ray.exceptions import RayTaskError
 
     start_ray()
+    most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if cpus > most:
+        raise ValueError(f"threads is {cpus}; allowed: at most {most:g} a worker, as the largest machine of Ray has")
     task = ray.remote(num_cpus=cpus, max_retries=3)(function_of(function))
     waiting, running = list(arguments)[::-1], []
     try:

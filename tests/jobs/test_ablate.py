@@ -26,6 +26,8 @@ from jobs.claims.verdicts import (
     loss_share,
     overall,
 )
+from jobs.flags import TrackingFlags
+from pipeline.tracking import NullTracker
 
 PROVENANCE = {"commit": "0123456789", "machine": "Linux, 2 cores"}
 
@@ -161,3 +163,11 @@ def test_a_result_says_where_it_comes_from(tmp_path):
     assert ablate.main(["--claim", "C8", "--seeds", "1", "--results", str(tmp_path), "--tracking-uri", "none"]) == 0
     record = json.loads((tmp_path / "discount-0.json").read_text())
     assert {"command", "commit", "machine", "versions", "started_unix_seconds"} <= record["provenance"].keys()
+
+
+def test_a_sweeps_name_and_parent_reach_every_run(monkeypatch):
+    made = []
+    monkeypatch.setattr(ablate, "make_tracker", lambda config: made.append(config) or NullTracker())
+    ablate._log(cell("pong", "", 3), TrackingFlags(run_name="night", parent_run_id="p"), [])
+    ((name, parent),) = [(config.run_name, config.parent_run_id) for config in made]
+    assert (name, parent) == ("night pong 3", "p")

@@ -1,5 +1,7 @@
 """Tables of a dataset: what slow and obvious loops over its episodes give, whoever reads it and in whatever blocks."""
 
+import signal
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jobs.analysis import gather
 from jobs.analyze import main
 from jobs.report import short
+from jobs.stopping import FORCED_STATUS
 from jobs.value_tables import value_tables
 from pipeline.environments import EnvironmentConfig
 from pipeline.episodes import EpisodeReader
@@ -236,3 +239,14 @@ def test_bad_input_gets_one_line(tmp_path, monkeypatch, capsys, arguments, reaso
     said = capsys.readouterr().err.strip()
     assert reason in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("stage", "left"), [("gather", "nothing was written"), ("write_plots", "out is not complete")])
+def test_an_analysis_that_is_stopped_says_what_it_leaves(stored, tmp_path, monkeypatch, capsys, stage, left):
+    monkeypatch.setattr(f"jobs.analyze.{stage}", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as stopped:
+        main(["--dataset", str(stored[0].root), "--out", str(tmp_path / "out"), "--tracking-uri", "none"])
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert stopped.value.code == FORCED_STATUS
+    assert said.startswith("analyze: stopped (SIGINT), ")
+    assert left in said

@@ -1,6 +1,7 @@
 """Out to Parquet or Minari and back: nothing lost, and what a row means is what the file says."""
 
 import json
+import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.export import main
+from jobs.stopping import FORCED_STATUS
 from pipeline.episodes import EpisodeReader
 from pipeline.export_minari import INFOS
-from pipeline.export_parquet import METADATA_KEY, read_steps, write_steps
+from pipeline.export_parquet import METADATA_KEY, episode_table, read_steps, write_steps
 from pipeline.scan import LeftOut
 from schemas.geometry import CUT, ENDS_NAMES, LIFE_LOST, TERMINATED, TRUNCATED, SequenceGeometry
 from schemas.specs import ArraySpec
@@ -178,3 +180,25 @@ def test_a_wrong_name_or_format_is_one_line(tmp_path, capsys, out, format, says)
     with pytest.raises(SystemExit):
         main(["--dataset", str(store.root), "--out", str(tmp_path / out), "--format", format])
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("parts", "left"), [(0, "nothing was written"), (1, "holds an unfinished export: delete it")])
+def test_an_export_that_is_stopped_says_what_it_leaves(tmp_path, monkeypatch, capsys, parts, left):
+    written = []
+
+    def table(*arguments):
+        if len(written) == parts:
+            signal.raise_signal(signal.SIGTERM)
+        written.append(arguments)
+        return episode_table(*arguments)
+
+    monkeypatch.setattr("pipeline.export_parquet.STEPS_PER_FILE", 1)
+    monkeypatch.setattr("pipeline.export_parquet.episode_table", table)
+    store, out = make_dataset(tmp_path / "d", tiny_terms(), 60), tmp_path / "out"
+    with pytest.raises(SystemExit) as stopped:
+        main(["--dataset", str(store.root), "--out", str(out)])
+    (said,) = capsys.readouterr().out.splitlines()
+    assert stopped.value.code == FORCED_STATUS
+    assert said.startswith("export: stopped (SIGTERM), ")
+    assert left in said
+    assert len(list(out.iterdir())) == parts

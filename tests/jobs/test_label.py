@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.label import main, refuse_foreign
 from jobs import label as job
+from jobs.label import main, refuse_foreign
 from jobs.stopping import GONE_SECONDS, StopRequest
 from pipeline.action_table import open_table, table_name
 from pipeline.dataset import list_collectors, read_provenance, write_provenance

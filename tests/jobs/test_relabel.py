@@ -1,14 +1,16 @@
 """Relabelling: the network that acted finds the states it had, twice is once, and what comes out is a whole dataset."""
 
 import itertools
+import signal
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jobs.relabel import _run, main
-from jobs.relabelling import one_ahead
+from jobs.relabel import UNFINISHED, _run, main
+from jobs.relabelling import Counts, Relabelling, one_ahead
+from jobs.stopping import FORCED_STATUS
 from pipeline.dataset import list_collectors, read_provenance, read_terms, shards_after, write_provenance
 from pipeline.environments import EnvironmentConfig
 from pipeline.scan import dataset_digest, list_shards
@@ -16,6 +18,7 @@ from pipeline.shard_reader import open_shard
 from pipeline.store import LocalStore
 from pipeline.verify import verify_dataset
 from r2d2.config import LearnerConfig
+from r2d2.labeller import Labeller
 from r2d2.serialize import params_to_bytes
 from schemas.geometry import SequenceGeometry
 from schemas.specs import CoreSpec
@@ -229,6 +232,54 @@ def test_workers_on_ray_write_the_same_bytes(tmp_path, ray_session):
     with pytest.raises(SystemExit):
         relabel(golden.store.root, params=params, out=tmp_path / "failed", workers=2)
     assert read_terms(LocalStore(tmp_path / "failed")) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_no_machine_of_ray_could_run_is_refused(tmp_path, ray_session, capsys):
+    golden, params = collect(tmp_path / "d", lanes=1, calls=20)
+    with pytest.raises(SystemExit):
+        relabel(golden.store.root, params=params, out=tmp_path / "new", workers=1, threads=999)
+    assert "threads is 999; allowed: at most " in capsys.readouterr().err
+
+
+def test_workers_anywhere_get_the_absolute_place_of_what_they_read(tmp_path, monkeypatch):
+    golden, params = collect(tmp_path / "d", lanes=1, calls=20)
+    seen = []
+    monkeypatch.chdir(golden.store.root.parent)
+    monkeypatch.setattr(Relabelling, "steps", lambda work, uri, collector: seen.append(uri) or iter([Counts()]))
+    relabel(golden.store.root.name, params=params, out=tmp_path / "new")
+    assert seen == [golden.store.uri]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_relabelling_that_is_stopped_says_what_it_leaves_and_its_run_has_failed(
+    tmp_path, monkeypatch, capsys, mlflow_runs, number
+):
+    golden, params = collect(tmp_path / "d", lanes=1, calls=60)
+    out = tmp_path / "new"
+    monkeypatch.setattr(Labeller, "label", lambda *_: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as stopped:
+        relabel(golden.store.root, params=params, out=out, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert stopped.value.code == FORCED_STATUS
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said == f"relabel: stopped ({number.name}), {out} {UNFINISHED}"
+    assert [run.info.status for run in mlflow_runs()[1]] == ["FAILED"]
+
+
+def test_a_folder_that_holds_an_unfinished_relabelling_is_refused_as_that(tmp_path, capsys):
+    golden, params = collect(tmp_path / "d", lanes=1, calls=20)
+    out = relabel(golden.store.root, params=params, out=tmp_path / "new")
+    (out.root / "dataset.json").unlink()
+    with pytest.raises(SystemExit):
+        relabel(golden.store.root, params=params, out=out.root)
+    assert f"allowed: a new or an empty folder (it {UNFINISHED})" in capsys.readouterr().err
+
+
+def test_the_run_is_a_part_of_the_sweep_that_is_named(tmp_path, mlflow_runs):
+    golden, params = collect(tmp_path / "d", lanes=1, calls=20)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    relabel(golden.store.root, params=params, out=tmp_path / "new", tracking_uri=uri, parent_run_id="p")
+    assert [run.data.tags["mlflow.parentRunId"] for run in mlflow_runs()[1]] == ["p"]
 
 
 def test_one_group_is_made_ahead_and_no_more_and_what_it_raises_arrives():

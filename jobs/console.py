@@ -11,6 +11,7 @@ from rich.text import Text
 PLAIN_SECONDS = 10.0
 LIVE_SECONDS = 0.5
 WIDE = 1000  # Characters.
+WARNING = "warning: "
 
 
 class StatusLine:
@@ -61,12 +62,12 @@ def table_console() -> Console:
 
 
 def warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr, flush=True)
+    print(f"{WARNING}{line}", file=sys.stderr, flush=True)
 
 
 def show_warnings() -> None:
     """Let what the libraries below warn of (a bad shard, say) appear as this job's own lines."""
-    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", stream=sys.stderr, force=True)
+    logging.basicConfig(level=logging.WARNING, format=f"{WARNING}%(message)s", stream=sys.stderr, force=True)
 
 
 def _short(value: object) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.console import StatusLine, warn
+from jobs.console import WARNING, StatusLine, show_warnings, warn
 from jobs.stopping import StopRequest
 from pipeline.ray_actors import ActorPool
 from pipeline.tracking import NullTracker, Tracker
@@ -46,10 +46,30 @@ class Relayed(NullTracker):
     """Keeps metrics for whoever has the tracked run."""
 
     def __init__(self) -> None:
-        self.waiting: deque[dict[str, float]] = deque(maxlen=KEPT_METRICS)
+        self.waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=KEPT_METRICS)
 
     def metrics(self, values: dict[str, float], step: int) -> None:
-        self.waiting.append(values)
+        self.waiting.append((values, step))
+
+
+class Complaints(io.StringIO):
+    """What a job says on stderr: warnings as they come, and why it was refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = 0
+
+    def take_warnings(self) -> list[str]:
+        """Those of which nobody has heard yet."""
+        said = self.getvalue()
+        start, self._taken = self._taken, said.rfind("\n") + 1
+        return [
+            line.removeprefix(WARNING) for line in said[start : self._taken].splitlines() if line.startswith(WARNING)
+        ]
+
+    def refusal(self) -> str:
+        lines = [line for line in self.getvalue().splitlines() if not line.startswith(WARNING)]
+        return " ".join(lines).removeprefix("error: ")
 
 
 class CollectorActor:
@@ -58,6 +78,7 @@ class CollectorActor:
     def __init__(self, collect: Callable[..., int], argv: Sequence[str]) -> None:
         self._collect, self._argv = collect, list(argv)
         self._stop, self._status, self._tracker = StopRequest(), Shown(), Relayed()
+        self._complaints = Complaints()
         self._outcome: tuple[int | None, str] | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -69,6 +90,7 @@ class CollectorActor:
             "values": self._status.values,
             "waits_for": self._status.waits_for,
             "said": [self._status.said.popleft() for _ in range(len(self._status.said))],
+            "warnings": self._complaints.take_warnings(),
             "metrics": [self._tracker.waiting.popleft() for _ in range(len(self._tracker.waiting))],
         }
 
@@ -76,12 +98,12 @@ class CollectorActor:
         self._stop.ask("told to")
 
     def _run(self) -> None:
-        said = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(self._complaints):
+                show_warnings()
                 self._outcome = self._collect(self._argv, self._stop, self._status, self._tracker), ""
         except SystemExit:
-            self._outcome = None, said.getvalue().strip().removeprefix("error: ")
+            self._outcome = None, self._complaints.refusal()
         except Exception as error:
             self._outcome = None, f"{type(error).__name__}: {error}"
 
@@ -161,11 +183,15 @@ class Collectors:
         self._latest[place], self._waits[place] = answer["values"], answer["waits_for"]
         for line in answer["said"]:
             self._status.say(f"collector {place}: {line}")
-        for values in answer["metrics"]:
+        for line in answer["warnings"]:
+            warn(f"collector {place}: {line}")
+        for values, step in answer["metrics"]:
             if (episode_return := values.get("collect/episode_return")) is not None:
                 self._returns.append(episode_return)
                 own = {f"collect/episode_return/collector_{place:02d}": episode_return}
                 self._tracker.metrics({**own, "collect/episode_return": episode_return}, int(self.total("env_steps")))
+            if evaluated := {name: value for name, value in values.items() if name.startswith("eval/")}:
+                self._tracker.metrics({**evaluated, "eval/env_steps": self.total("env_steps")}, step)
         if answer["outcome"] is not None and place not in self._over:
             code, reason = answer["outcome"]
             if code is None:

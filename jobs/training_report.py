@@ -85,11 +85,7 @@ class TrainingReport:
         if self.window.seconds < METRICS_SECONDS:
             return
         self.report()
-        if "mlflow_run_id" not in self._folder.record and (run_id := self._tracker.run_id()):
-            try:
-                self._folder.write({"mlflow_run_id": run_id})
-            except OSError as error:
-                self.say_not_written("run.json", error)
+        self._note_run_id()
 
     def report(self) -> None:
         self._health.tell([*self._watch.report(), *memory_troubles(self._memory, self._learner.device)])
@@ -125,6 +121,15 @@ class TrainingReport:
         if not failed:
             self._log_model()
         self._tracker.close(failed=failed, gone_by=gone_by)
+        self._note_run_id()
+
+    def _note_run_id(self) -> None:
+        """For whoever resumes or evaluates the run."""
+        if "mlflow_run_id" not in self._folder.record and (run_id := self._tracker.run_id()):
+            try:
+                self._folder.write({"mlflow_run_id": run_id})
+            except OSError as error:
+                self.say_not_written("run.json", error)
 
     def _judge(self) -> None:
         """How well the network does on the episodes kept apart, once for each number of updates."""

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import collect, learn
 from jobs.parameters import read_parameters
+from jobs.run_folder import RunFolder
 from pipeline.collector import Collector
 from pipeline.tracking import NullTracker
 from r2d2.health import LEARNER_TROUBLES
@@ -177,3 +178,9 @@ def test_collectors_that_ray_refuses_end_their_run_as_failed(recorder, tmp_path,
     with pytest.raises(SystemExit):
         collect.main([*COLLECT, "--collectors", "2"])
     assert recorder.ended == ["failed"]
+
+
+def test_the_shortest_run_knows_its_page_when_it_is_resumed(recorder, folder, monkeypatch):
+    monkeypatch.setattr(recorder, "run_id", lambda: "page" if recorder.ended else None, raising=False)
+    assert learn.main([*LEARN, "--run-name", "short", "--updates", "1"]) == 0
+    assert RunFolder(folder / "runs" / "short").record["mlflow_run_id"] == "page"

@@ -1,11 +1,16 @@
 """Several collectors seen as one: their places on the ladder, their seeds, their sums. (Real Ray: tests/cluster.)"""
 
+import logging
+
 import pytest
 
+from jobs import ray_collectors
 from jobs.collect import CollectFlags, collect, main
-from jobs.command_line import parse
+from jobs.command_line import parse, refuse
+from jobs.console import StatusLine, warn
 from jobs.presets import laptop
-from jobs.ray_collectors import CollectorActor, actor_argv
+from jobs.ray_collectors import CollectorActor, Collectors, Relayed, actor_argv
+from pipeline.tracking import NullTracker
 from tests.processes import until
 
 
@@ -52,6 +57,35 @@ def test_a_collector_is_told_to_stop_and_its_words_and_metrics_are_handed_over_o
     actor.stop()
     until(lambda: actor.look()["outcome"] == (0, ""), seconds=30, what="the end")
     assert actor.look()["said"] == actor.look()["metrics"] == []
+
+
+def test_what_a_collector_warns_of_is_handed_over_once_and_is_no_part_of_its_refusal():
+    def job(*_) -> int:
+        warn("the disk is slow")
+        logging.getLogger("pipeline").warning("junk is no shard")
+        refuse("envs is 0")
+
+    actor = CollectorActor(job, [])
+    until(lambda: actor._outcome is not None, seconds=30, what="the end")
+    answer = actor.look()
+    assert answer["warnings"] == ["the disk is slow", "junk is no shard"]
+    assert answer["outcome"] == (None, "envs is 0")
+    assert actor.look()["warnings"] == []
+
+
+def test_evaluation_lanes_of_every_collector_are_logged_by_version_and_warnings_are_named(monkeypatch, capsys):
+    class Recorder(NullTracker):
+        def metrics(self, values, step):
+            seen.append((values, step))
+
+    seen, tracker = [], Relayed()
+    monkeypatch.setattr(ray_collectors, "ActorPool", lambda *_, **__: None)
+    collectors = Collectors(2, lambda *_: (), threads=1, tracker=Recorder(), status=StatusLine("t"))
+    tracker.metrics({"eval/episode_return": 4.0, "eval/env_steps": 50}, 7)
+    answer = {"values": {"env_steps": 60}, "waits_for": "", "said": [], "warnings": ["slow"], "outcome": None}
+    collectors._take(1, answer | {"metrics": list(tracker.waiting)})
+    assert seen == [({"eval/episode_return": 4.0, "eval/env_steps": 60}, 7)]
+    assert capsys.readouterr().err == "warning: collector 1: slow\n"
 
 
 def test_a_ladder_of_ones_own_is_refused_beside_several_collectors(capsys):

@@ -133,10 +133,8 @@ def _log(flags: EvaluateFlags, evaluated: Evaluated, version: int, tracker: Trac
     play = flags.play
     memory = "" if play.memory_steps is None else f"-memory{play.memory_steps}"
     name = f"{version:09d}-{play.protocol}-s{play.seed}{memory}"
-    plain = play.memory_steps is None and play.protocol == PlayFlags().protocol
-    group = "eval" if plain else f"eval/{play.protocol}{memory}"
-    values = {f"{group}/{each}": value for each, value in evaluated.summary.items()}
-    tracker.metrics({**values, f"{group}/parameter_version": version}, version)
+    values = {f"{play.group}/{each}": value for each, value in evaluated.summary.items()}
+    tracker.metrics({**values, f"{play.group}/parameter_version": version}, version)
     tracker.text(f"evaluations/{name}.csv", scores_csv(evaluated.played))
     with tempfile.TemporaryDirectory() as temporary:
         folder = flags.network.out or Path(temporary)
@@ -166,7 +164,7 @@ def _follow(flags: EvaluateFlags, stop: StopRequest) -> int:
         run = find_run(uri, run_id) if run_id else None
         best = run.tags.get("best_return") if run else None
         tracker = _make_tracker(flags, evaluator.env, None, run_id)
-        log = FollowLog(tracker, evaluator, best_before=None if best is None else float(best))
+        log = FollowLog(tracker, evaluator, flags.play, best_before=None if best is None else float(best))
         status.say(f"evaluate: follows run {following.name}, {flags.play.episodes} episodes, {evaluator.conditions()}")
         with closing(log), ending_run(tracker, stop.gone_by), closing(evaluator):
             for parameters in following.versions():

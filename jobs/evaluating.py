@@ -78,6 +78,18 @@ class PlayFlags:
             raise ValueError(f"video_seconds is {self.video_seconds}; allowed: above 0")
 
     @property
+    def variant(self) -> str:
+        """Empty for the plain evaluation, under the paper's protocol and with all of its memory; else what it is."""
+        memory = "" if self.memory_steps is None else f"-memory{self.memory_steps}"
+        plain = self.memory_steps is None and self.protocol == PlayFlags.protocol
+        return "" if plain else f"{self.protocol}{memory}"
+
+    @property
+    def group(self) -> str:
+        """Of its metrics: only what was played alike is one curve."""
+        return f"eval/{self.variant}" if self.variant else "eval"
+
+    @property
     def lanes(self) -> int:
         return min(self.episodes, MOST_DEFAULT_LANES if self.envs is None else self.envs)
 

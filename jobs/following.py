@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.console import StatusLine, warn
-from jobs.evaluating import Evaluated, Evaluator, one_line, scores_csv, write_film
+from jobs.evaluating import Evaluated, Evaluator, PlayFlags, one_line, scores_csv, write_film
 from jobs.models import write_model
 from jobs.stopping import StopRequest
 from pipeline.dataset import read_terms
@@ -99,7 +99,8 @@ class Following:
         last = -1
         while self._goes_on():
             has_ended = self._has_ended()  # Asked first: what a run publishes before it closes is played.
-            is_due = has_ended or time.monotonic() - played_at >= self._limits.every_seconds
+            early_seconds = played_at + self._limits.every_seconds - time.monotonic()
+            is_due = has_ended or early_seconds <= 0
             if is_due and (parameters := self._poll(poller)) is not None and parameters.version != last:
                 played_at, last = time.monotonic(), parameters.version
                 yield parameters
@@ -108,7 +109,10 @@ class Following:
             elif has_ended:
                 self._stop.ask("the run has ended")
             else:
-                self._status.show(waits_for=f"run {self.name} to publish parameters after update {last}", version=last)
+                what = f"run {self.name} to publish parameters after update {last}"
+                if not is_due:
+                    what = f"the next evaluation, in {early_seconds:.0f} s (--every-seconds)"
+                self._status.show(waits_for=what, version=last)
                 self._stop.wait(WAIT_SECONDS)
 
     def _poll(self, poller: ParamsPoller) -> Parameters | None:
@@ -139,10 +143,13 @@ class Following:
 
 
 class FollowLog:
-    """Logs each evaluation into the run; keeps the network with the greatest mean return as its model ``best``."""
+    """Logs each evaluation into the run; keeps the network with the greatest mean return as its model ``best``.
 
-    def __init__(self, tracker: Tracker, evaluator: Evaluator, *, best_before: float | None) -> None:
-        self._tracker, self._evaluator = tracker, evaluator
+    Evaluations that are not the plain one have a group and files of their own, and choose no model.
+    """
+
+    def __init__(self, tracker: Tracker, evaluator: Evaluator, flags: PlayFlags, *, best_before: float | None) -> None:
+        self._tracker, self._evaluator, self._flags = tracker, evaluator, flags
         self._folder = tempfile.TemporaryDirectory(prefix="r2d2-follow-")
         self._best = best_before
         self.played = 0
@@ -151,19 +158,22 @@ class FollowLog:
         """One line about it."""
         version, mean = parameters.version, evaluated.summary["return_mean"]
         self.played += 1
-        values = {f"eval/{name}": value for name, value in evaluated.summary.items()}
-        self._tracker.metrics({**values, "eval/parameter_version": version}, version)
+        group, variant = self._flags.group, self._flags.variant
+        values = {f"{group}/{name}": value for name, value in evaluated.summary.items()}
+        self._tracker.metrics({**values, f"{group}/parameter_version": version}, version)
         folder = Path(self._folder.name) / f"{version:09d}"
         folder.mkdir(exist_ok=True)
-        is_best = self._best is None or mean >= self._best  # Of equals the one that has learnt for longer.
+        # Of equals the one that has learnt for longer.
+        is_best = not variant and (self._best is None or mean >= self._best)
         if is_best:
             self._best = mean
             self._tracker.tags({"best_return": f"{mean:g}", "best_version": str(version)})
             self._tracker.model(write_model(folder / BEST, parameters, self._evaluator.env), BEST, version)
             self._tracker.text("evaluations/best.csv", scores_csv(evaluated.played))
             self._film(evaluated, folder / "best.gif")
-        self._tracker.text("evaluations/last.csv", scores_csv(evaluated.played))
-        self._film(evaluated, folder / "last.gif")
+        last = f"last-{variant}" if variant else "last"
+        self._tracker.text(f"evaluations/{last}.csv", scores_csv(evaluated.played))
+        self._film(evaluated, folder / f"{last}.gif")
         return f"evaluate: update {version}: {one_line(evaluated.summary)}{', the best so far' if is_best else ''}"
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from schemas.terms import DatasetTerms
 METRICS_SECONDS = 10.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 1.0
+ONCE_TRIES = 30  # Of a shard that cannot be had now.
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Labelling:
         if parameters is not None:
             self._use(parameters)
         self.counts = LabelCounts()
+        self._not_now: str | None = None  # A shard that could not be had at the last look.
         self._reported_at, self._reported_steps = time.monotonic(), 0
 
     def run(self, stop: StopRequest, status: StatusLine, *, max_minutes: float | None, once: bool) -> None:
@@ -98,8 +100,9 @@ class Labelling:
 
         Raises:
             ValueError: a learner published a network that does not fit the dataset.
+            OSError: with ``once``: a shard can still not be had after half a minute.
         """
-        deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        deadline, tries = None if max_minutes is None else time.monotonic() + 60 * max_minutes, 0
         self._mirror.start()
         while not stop:
             self._follow()
@@ -108,10 +111,16 @@ class Labelling:
             self._show(status)
             if deadline is not None and time.monotonic() >= deadline:
                 stop.ask(f"{max_minutes} minutes")
-            if not did_something:
-                if once and self._network is not None:
+            if did_something:
+                tries = 0
+                continue
+            if once and self._network is not None:
+                tries += 1
+                if self._not_now is None:
                     stop.ask("everything is labelled")
-                stop.wait(POLL_SECONDS)
+                elif tries == ONCE_TRIES and not stop:
+                    raise OSError(f"{self._not_now} cannot be labelled: it cannot be opened")
+            stop.wait(POLL_SECONDS)
 
     def close(self, stop: StopRequest, *, failed: bool) -> None:
         """Stop the threads, publish the last table, end the run."""
@@ -132,7 +141,7 @@ class Labelling:
 
     def _turn(self, stop: StopRequest) -> bool:
         """One raw shard of every collector that has one; True when there was any."""
-        did_something = False
+        did_something, self._not_now = False, None
         for collector in list_collectors(self._raw):
             if stop:
                 break
@@ -140,6 +149,8 @@ class Labelling:
             if new and self._label(new[0], stop):
                 self._last[collector] = new[0].number
                 did_something = True
+            elif new:
+                self._not_now = new[0].path
             self._follow()
         return did_something
 

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 from jobs import evaluate
 from jobs.evaluating import Evaluator, PlayFlags, write_film
 from jobs.evaluation_source import _from_disk
+from jobs.following import Following, FollowLimits, FollowLog
 from jobs.models import write_model
 from jobs.parameters import read_parameters
 from jobs.run_folder import RunFolder
@@ -279,6 +281,59 @@ def test_following_plays_each_new_version_keeps_the_best_and_ends_with_the_run(
     assert [metric.step for metric in history] == [1, 2, 3]
     assert [model.name for model in client.search_logged_models([run.info.experiment_id])] == ["best"]
     assert evaluate.main(["--model", f"runs:/{run.info.run_id}/best", "--tracking-uri", uri, "--episodes", "3"]) == 0
+
+
+class Logged(NullTracker):
+    """What has been logged, by name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def metrics(self, values, step):
+        self.names += values
+
+    def text(self, name, text):
+        self.names.append(name)
+
+    def model(self, model, name, step):
+        self.names.append(f"model {name}")
+
+
+@pytest.mark.parametrize("flags", [{"memory_steps": 4}, {"protocol": "sticky"}, {}])
+def test_only_the_plain_evaluation_chooses_the_best_and_the_others_are_curves_of_their_own(cartpole, flags):
+    play = PlayFlags(episodes=1, **flags)
+    parameters, tracker = read_parameters(cartpole, "checkpoint"), Logged()
+    with closing(Evaluator(EnvironmentConfig(env_id="CartPole-v1"), play, films=False)) as evaluator:
+        evaluated = evaluator.evaluate(parameters)
+        assert evaluated is not None
+        with closing(FollowLog(tracker, evaluator, play, best_before=None)) as log:
+            said = log.log(parameters, evaluated)
+    plain = not flags
+    assert ("the best so far" in said) == ("model best" in tracker.names) == plain
+    assert ("eval/return_mean" in tracker.names) == ("evaluations/last.csv" in tracker.names) == plain
+    assert (f"eval/{play.variant}/return_mean" in tracker.names) == (not plain)
+
+
+def test_following_says_whether_it_waits_for_the_run_or_for_its_own_time(cartpole, tmp_path):
+    class Shown:
+        def show(self, waits_for, **_):
+            seen.append(waits_for)
+            stop.ask("seen")
+
+    store = LocalStore(tmp_path)
+    record = ProgressWriter(
+        store, "r", lambda: Progress(sequences_seen=0, sequences_allowed=None, samples=0, updates=0)
+    )
+    record.start()
+    for published, expected in ((False, "run r to publish parameters after"), (True, "the next evaluation, in 30 s")):
+        seen, stop = [], StopRequest()
+        if published:
+            ParamsPublisher(store, "r", PublishConfig()).publish(cartpole.read_bytes(), 3)
+        following = Following(store, "r", FollowLimits(), stop, Shown())  # type: ignore[arg-type]
+        following.name = "r"
+        list(following.versions())
+        assert seen[0].startswith(expected)
+    record.close()
 
 
 def test_following_a_run_that_never_comes_says_what_it_waits_for_and_ends_in_time(cartpole, capfd):

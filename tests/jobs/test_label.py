@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jobs import label as job
+from jobs import labelling
 from jobs.label import main, refuse_foreign
 from jobs.stopping import GONE_SECONDS, StopRequest
 from pipeline.action_table import open_table, table_name
@@ -281,3 +282,27 @@ def test_a_labeller_that_a_signal_ends_waits_for_no_tracking_server_longer_than_
     monkeypatch.setattr(StopRequest, "listen", lambda _: stop)
     label(tmp_path, params=params)
     assert ended[0] <= time.monotonic() + GONE_SECONDS
+
+
+@pytest.mark.parametrize("refusals", [2, 99])
+def test_once_labels_what_can_not_be_opened_at_first_or_fails(tmp_path, monkeypatch, capsys, refusals):
+    def open_at_last(*arguments):
+        refused.append(arguments)
+        if len(refused) <= refusals:
+            raise OSError(24, "Too many open files")
+        return open_listed(*arguments)
+
+    refused = []
+    _, raw, params = collect(tmp_path, calls=20)
+    monkeypatch.setattr(labelling, "open_listed", open_at_last)
+    monkeypatch.setattr(labelling, "ONCE_TRIES", 4)
+    monkeypatch.setattr(labelling, "RETRY_SECONDS", 0.01)
+    if refusals == 2:
+        assert names(label(tmp_path, params=params)) == names(raw)
+        return
+    with pytest.raises(SystemExit) as stopped:
+        label(tmp_path, params=params)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "stopped (failed)" in said.out
+    assert "cannot be labelled: it cannot be opened" in said.err

@@ -27,7 +27,6 @@ from jobs.value_tables import value_tables
 from pipeline.dataset import read_terms
 from pipeline.offline_tables import dataset_tables
 from pipeline.provenance import provenance
-from pipeline.ray_start import start_ray
 from pipeline.scan import digest_of, list_shards
 from pipeline.store import open_store
 from pipeline.tracking import TrackingConfig, ending_run, make_tracker
@@ -96,9 +95,6 @@ def main(argv: Sequence[str]) -> int:
         on_ray = flags.ray
         if on_ray is None:
             on_ray = sum(name.sequences for name in shards) >= ON_RAY_FROM
-        if on_ray:
-            start_ray()
-            stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
         gathered = gather(
             store,
             terms,

@@ -184,7 +184,6 @@ def collect_on_ray(argv: Sequence[str], stop: StopRequest, status: StatusLine) -
         )
         with ending_run(tracker, stop.gone_by):
             start_ray(act.ray_address, cpus=max(os.cpu_count() or 1, act.collectors * threads))
-            stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
 
             def arguments(place: int, incarnation: int) -> tuple:
                 own = actor_argv(argv, place, incarnation, envs=act.envs, collectors=act.collectors, seed=seed)

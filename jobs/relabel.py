@@ -20,11 +20,10 @@ from jobs.devices import refuse_device
 from jobs.flags import TrackingFlags, default_threads
 from jobs.parameters import KINDS, read_parameters, refuse_misfit
 from jobs.relabelling import Counts, Relabelling
-from jobs.stopping import StopRequest, interruptible
+from jobs.stopping import interruptible
 from pipeline.dataset import TERMS_NAME, ShardName, agree_on_terms, link_run, list_collectors, read_terms, shards_after
 from pipeline.episode_filter import Condition
 from pipeline.provenance import provenance
-from pipeline.ray_start import start_ray
 from pipeline.scan import dataset_digest, digest_of
 from pipeline.store import Store, open_store
 from pipeline.tracking import TrackingConfig, ending_run, make_tracker
@@ -150,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
                 origin=origin,
             )
             with StatusLine("relabel") as status:
-                total = _run(work, jobs, flags.workers, status, stop)
+                total = _run(work, jobs, flags.workers, status)
             # Only now is there a dataset: whoever looked before saw none.
             agree_on_terms(out, terms)
             tracker.metrics({f"relabel/{name}": value for name, value in asdict(total).items()}, 0)
@@ -191,7 +190,7 @@ def output_terms(inputs: Sequence[DatasetTerms], spec: NetworkSpec, recut: str |
     return DatasetTerms(env=first.env, geometry=geometry, core=spec.core)
 
 
-def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine, stop: StopRequest) -> Counts:
+def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine) -> Counts:
     total = Counts()
 
     def show(counts: Counts, done: int) -> None:
@@ -200,8 +199,6 @@ def _run(work: Relabelling, jobs: list[Job], workers: int, status: StatusLine, s
     if workers:
         from pipeline.ray_workers import run_on_workers
 
-        start_ray()
-        stop.listen()  # Ray has put its own answer to SIGTERM in place of ours.
         for done, counts in enumerate(run_on_workers(work, jobs, workers, cpus=work.threads), start=1):
             total += counts
             show(total, done)

@@ -61,25 +61,22 @@ class StopRequest:
             os._exit(FORCED_STATUS)
 
 
-class Interrupted(BaseException):
-    """A signal has come, this one."""
-
-
 class Interruption(StopRequest):
-    """For work that may end anywhere: the first signal raises ``Interrupted`` in the main thread."""
+    """For work that may end anywhere: the first signal, SIGTERM too, raises KeyboardInterrupt in the main thread."""
 
     def ask(self, reason: str) -> None:
         super().ask(reason)
-        raise Interrupted(reason)
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def interruptible(job: str, left: Callable[[], str]) -> Iterator[Interruption]:
     """SIGINT and SIGTERM end the block, and the job with one line: what is ``left``, and how to go on."""
+    stop = Interruption().listen()
     try:
-        yield Interruption().listen()
-    except Interrupted as interrupted:
-        print(f"{job}: stopped ({interrupted}), {left()}", flush=True)
+        yield stop
+    except KeyboardInterrupt:
+        print(f"{job}: stopped ({stop.reason}), {left()}", flush=True)
         sys.exit(FORCED_STATUS)
     finally:
         StopRequest().listen()  # Little is left to do, and nothing that could be interrupted.

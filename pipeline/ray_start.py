@@ -3,7 +3,9 @@
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,7 @@ def start_ray(address: str | None = None, *, cpus: int | None = None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address is not None or os.environ.get("RAY_ADDRESS"):
         try:
-            ray.init(address=address, **quiet)
+            _init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             line = " ".join(str(error).split())[:200]
             raise ValueError(f"ray_address is {address!r}; allowed: a Ray that can be reached ({line})") from error
@@ -87,7 +89,23 @@ def start_ray(address: str | None = None, *, cpus: int | None = None) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: beside a learner its workers would hardly run.
     if plan.folder is not None:
         quiet["_temp_dir"] = plan.folder
-    ray.init(address="local", num_cpus=cpus, object_store_memory=plan.store_bytes, include_dashboard=False, **quiet)
+    _init(address="local", num_cpus=cpus, object_store_memory=plan.store_bytes, include_dashboard=False, **quiet)
+
+
+def _init(**how: Any) -> None:
+    """``ray.init``, which answers SIGTERM by leaving; here, and from then on, the job's own answer holds."""
+    import ray
+
+    answer = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**how)
+    except SystemExit:
+        if callable(answer):
+            answer(signal.SIGTERM, None)
+        raise
+    finally:
+        if answer is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, answer)
 
 
 def _rays_choice() -> str:

@@ -1,10 +1,12 @@
 """What keeps Ray from starting is found out before (case H-e1)."""
 
 import os
+import signal
+import sys
 
 import pytest
 
-from pipeline.ray_start import LEAST_STORE_BYTES, LONGEST_FOLDER, plan_ray
+from pipeline.ray_start import LEAST_STORE_BYTES, LONGEST_FOLDER, plan_ray, start_ray
 
 MIB = 2**20
 
@@ -55,3 +57,24 @@ def test_h_e1_rays_own_choice_of_a_folder_is_followed(monkeypatch):
     os.rmdir(plan.folder)
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     assert plan_ray(shared_bytes=10**10).folder is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_jobs_own_answer_to_sigterm_holds_while_ray_starts_and_afterwards(monkeypatch):
+    import ray
+
+    def start(**_):
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # As Ray does.
+        signal.raise_signal(signal.SIGTERM)
+
+    answers = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: answers.append(number))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", start)
+    try:
+        with pytest.raises(SystemExit):
+            start_ray()
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert answers == [signal.SIGTERM] * 2

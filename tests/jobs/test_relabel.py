@@ -246,7 +246,7 @@ def test_workers_anywhere_get_the_absolute_place_of_what_they_read(tmp_path, mon
     golden, params = collect(tmp_path / "d", lanes=1, calls=20)
     seen = []
     monkeypatch.chdir(golden.store.root.parent)
-    monkeypatch.setattr(Relabelling, "steps", lambda work, uri, collector: seen.append(uri) or iter([Counts()]))
+    monkeypatch.setattr(Relabelling, "steps", lambda work, uri, collector, shards: seen.append(uri) or iter([Counts()]))
     relabel(golden.store.root.name, params=params, out=tmp_path / "new")
     assert seen == [golden.store.uri]
 

@@ -21,7 +21,7 @@ from jobs.command_line import parse, refusing
 from jobs.console import table_console
 from jobs.flags import TrackingFlags
 from jobs.stopping import StopRequest
-from pipeline.tracking import TrackingConfig, make_tracker
+from pipeline.tracking import TrackingConfig, ending_run, make_tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +124,11 @@ def _log(cell: Cell, tracking: TrackingFlags, claims: list[str]) -> None:
             tags={"role": "ablate", "task": cell.experiment, "variant": cell.variant, "seed": str(cell.seed)},
         )
     )
-    tracker.params({"experiment": cell.experiment, "variant": cell.variant, "seed": cell.seed, **cell.provenance})
-    for updates, env_steps, score in cell.looks:
-        tracker.metrics({"eval/score": score, "collect/env_steps": env_steps}, int(updates))
-    tracker.metrics(cell.values, int(cell.values.get("updates", 0)))
-    tracker.close(timeout_seconds=60.0)
+    with ending_run(tracker):
+        tracker.params({"experiment": cell.experiment, "variant": cell.variant, "seed": cell.seed, **cell.provenance})
+        for updates, env_steps, score in cell.looks:
+            tracker.metrics({"eval/score": score, "collect/env_steps": env_steps}, int(updates))
+        tracker.metrics(cell.values, int(cell.values.get("updates", 0)))
 
 
 def _show(results: Results, names: list[str]) -> None:

@@ -17,6 +17,7 @@ from pipeline.monte_carlo import discounted_returns
 from pipeline.offline_tables import dataset_tables
 from pipeline.scan import LeftOut, TooManyFaults, dataset_digest, list_shards
 from pipeline.store import LocalStore
+from pipeline.tracking import NullTracker
 from r2d2.config import LearnerConfig
 from r2d2.serialize import params_from_bytes, params_to_bytes
 from schemas.geometry import ENDS_NAMES, TERMINATED, SequenceGeometry
@@ -250,3 +251,11 @@ def test_an_analysis_that_is_stopped_says_what_it_leaves(stored, tmp_path, monke
     assert stopped.value.code == FORCED_STATUS
     assert said.startswith("analyze: stopped (SIGINT), ")
     assert left in said
+
+
+def test_the_analysis_is_a_part_of_the_sweep_that_is_named(stored, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("jobs.analyze.make_tracker", lambda config: made.append(config) or NullTracker())
+    arguments = ["--dataset", str(stored[0].root), "--out", str(tmp_path / "out"), "--parent-run-id", "p"]
+    assert main(arguments) == 0
+    assert [config.parent_run_id for config in made] == ["p"]

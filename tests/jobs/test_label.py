@@ -306,3 +306,11 @@ def test_once_labels_what_can_not_be_opened_at_first_or_fails(tmp_path, monkeypa
     assert stopped.value.code == 2
     assert "stopped (failed)" in said.out
     assert "cannot be labelled: it cannot be opened" in said.err
+
+
+def test_the_labellers_run_is_a_part_of_the_sweep_that_is_named(tmp_path, monkeypatch):
+    made = []
+    _, _, params = collect(tmp_path, calls=20)
+    monkeypatch.setattr(job, "make_tracker", lambda config: made.append(config) or NullTracker())
+    label(tmp_path, LSTM, "--parent-run-id", "p", params=params)
+    assert [config.parent_run_id for config in made] == ["p"]

@@ -214,7 +214,7 @@ class Labelling:
         priorities = np.full(len(labels), np.nan, np.float32)
         for row, label in enumerate(labels):
             if label is not None:
-                one = rows.batch.only(row), label.q_values[None]
+                one = rows.batch.part(row, row + 1), label.q_values[None]
                 priorities[row] = initial_priorities(*one, geometry, self._learner, life_loss)[0]
         return priorities
 

@@ -60,27 +60,29 @@ def unpack_rows(
 ) -> SequenceBatch:
     """B packed rows and their decoded pixels as a batch of contiguous, writable arrays; ``observation`` is kept."""
     parts = layout.core_parts
+    probed, probe_core = _unpack_probes(probes, records, layout)
     return SequenceBatch(
         observation=observation,
         collector=np.array(collectors),
         lineage=records["lineage"].copy(),
         core=tuple(records[f"core_{part}"].copy() for part in parts),
         unroll_core=tuple(records[f"unroll_core_{part}"].copy() for part in parts),
-        probe_core=_unpack_probes(probes, records, layout),
+        probes=probed,
+        probe_core=probe_core,
         **{column: records[column].copy() for column in _SCALARS + _PER_STEP},
     )
 
 
-def _unpack_probes(probes: Many[memoryview | bytes], records: np.ndarray, layout: RowLayout) -> tuple[np.ndarray, ...]:
-    shapes = [records[f"core_{part}"].shape for part in layout.core_parts]
-    stacked = tuple(np.full(shape, np.nan, np.float32) for shape in shapes)
-    probe_bytes = sum(4 * width for _, width in shapes)
-    for row, probe in enumerate(probes):
-        if probe_bytes and len(probe) == probe_bytes:
-            values = np.split(np.frombuffer(probe, "<f4"), len(stacked))
-            for part, value in zip(stacked, values, strict=True):
-                part[row] = value
-    return stacked
+def _unpack_probes(
+    probes: Many[memoryview | bytes], records: np.ndarray, layout: RowLayout
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    widths = [records.dtype[f"core_{part}"].shape[0] for part in layout.core_parts]
+    probe_bytes = 4 * sum(widths)
+    # One of another size comes of a damaged row, which its checksum refuses.
+    probed = [row for row, probe in enumerate(probes) if probe_bytes and len(probe) == probe_bytes]
+    values = np.frombuffer(b"".join([probes[row] for row in probed]), "<f4").reshape(len(probed), sum(widths))
+    parts = np.split(values, np.cumsum(widths)[:-1], axis=1) if widths else ()
+    return np.array(probed, np.int64), tuple(part.astype(np.float32) for part in parts)
 
 
 def stack_sequences(sequences: Many[Sequence]) -> SequenceBatch:
@@ -97,9 +99,11 @@ def stack_sequences(sequences: Many[Sequence]) -> SequenceBatch:
         return np.stack([np.asarray(getattr(sequence, field), dtype) for sequence in sequences])
 
     def stack_parts(field: str) -> tuple[np.ndarray, ...]:
-        missing = np.full_like(sequences[0].core, np.nan) if sequences[0].core else ()
-        held = [getattr(sequence, field) or missing for sequence in sequences]
-        return tuple(np.stack([np.asarray(arrays[part], np.float32) for arrays in held]) for part in parts)
+        held = [arrays for sequence in sequences if (arrays := getattr(sequence, field))]
+        shapes = [np.shape(part) for part in sequences[0].core]
+        return tuple(
+            np.array([arrays[part] for arrays in held], np.float32).reshape(len(held), *shapes[part]) for part in parts
+        )
 
     return SequenceBatch(
         sequence=stack("sequence", np.int64),
@@ -118,6 +122,7 @@ def stack_sequences(sequences: Many[Sequence]) -> SequenceBatch:
         previous_reward=stack("previous_reward", np.float32),
         core=stack_parts("core"),
         unroll_core=stack_parts("unroll_core"),
+        probes=np.flatnonzero([bool(sequence.probe_core) for sequence in sequences]),
         probe_core=stack_parts("probe_core"),
         version_first=stack("version_first", np.int64),
         version_last=stack("version_last", np.int64),

@@ -185,17 +185,13 @@ def part_bounds(sequences: int, size: int) -> list[tuple[int, int]]:
 
 
 def part_of(sample: ReplaySample, rank: int, size: int) -> ReplaySample:
-    """The sequences of ``sample`` that ``rank`` works on; views, not copies."""
-    part = slice(*part_bounds(len(sample.ids), size)[rank])
-    columns = {
-        name: tuple(array[part] for array in value) if isinstance(value, tuple) else value[part]
-        for name, value in vars(sample.batch).items()
-    }
+    """The sequences of ``sample`` that ``rank`` works on."""
+    start, stop = part_bounds(len(sample.ids), size)[rank]
     return replace(
         sample,
-        ids=sample.ids[part],
-        probabilities=sample.probabilities[part],
-        batch=replace(sample.batch, **columns),
+        ids=sample.ids[start:stop],
+        probabilities=sample.probabilities[start:stop],
+        batch=sample.batch.part(start, stop),
     )
 
 

@@ -171,9 +171,8 @@ def window_tensors(
     known = begins | (begins_at >= skipped) | uses_unroll_core
     first_core = batch.unroll_core if uses_unroll_core else batch.core
 
-    has_probe = [~np.isnan(part).any(1) for part in batch.probe_core][:1]
     same_last_row = geometry.unroll == stored.unroll
-    probes = np.flatnonzero(has_probe[0]) if has_probe and same_last_row else np.zeros(0, np.int64)
+    probes = batch.probes if same_last_row else batch.probes[:0]
     return WindowTensors(
         geometry=geometry,
         frames=_frames(batch, geometry, stored, device),
@@ -186,7 +185,7 @@ def window_tensors(
         core_known=known.to(device),
         begins=begins.to(device),
         unroll_core=_state(batch.unroll_core, core, len(batch), device),
-        probe_core=_state(tuple(part[probes] for part in batch.probe_core), core, len(probes), device),
+        probe_core=_state(tuple(part[: len(probes)] for part in batch.probe_core), core, len(probes), device),
         probes=torch.from_numpy(probes).to(device),
     )
 

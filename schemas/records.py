@@ -55,8 +55,9 @@ class SequenceBatch:
 
     Shapes and dtypes: ``observation`` ``[B, K-1+S, *shape]``; ``action`` int32, ``reward`` float32, ``terminated``,
     ``truncated``, ``life_lost``, ``greedy`` uint8, all ``[B, S]``; ``core`` and ``unroll_core`` one float32 ``[B, D]``
-    per core part; ``lineage`` uint8 ``[B, 16]``; ``probe_core`` one float32 ``[B, D]`` per core part, rows without a
-    probe NaN; ``version_first``, ``version_last``, ``sequence`` int64 ``[B]``; the rest int32 or float32 ``[B]``.
+    per core part; ``lineage`` uint8 ``[B, 16]``; ``probes`` int64 ``[P]``, ascending, who carries a probe, and
+    ``probe_core`` one float32 ``[P, D]`` per core part, of these alone; ``version_first``, ``version_last``,
+    ``sequence`` int64 ``[B]``; the rest int32 or float32 ``[B]``.
     ``collector``: bytes ``[B]``, the ids of the incarnations that acted; empty where nobody said.
     """
 
@@ -76,6 +77,7 @@ class SequenceBatch:
     previous_reward: np.ndarray
     core: tuple[np.ndarray, ...]
     unroll_core: tuple[np.ndarray, ...]
+    probes: np.ndarray
     probe_core: tuple[np.ndarray, ...]
     version_first: np.ndarray
     version_last: np.ndarray
@@ -90,12 +92,15 @@ class SequenceBatch:
         """(collector, sequence number) of each: what a sequence is known by for ever."""
         return [(name.decode(), int(number)) for name, number in zip(self.collector, self.sequence, strict=True)]
 
-    def only(self, index: int) -> "SequenceBatch":
-        """The batch of one sequence alone; views, not copies."""
-        one = slice(index, index + 1)
+    def part(self, start: int, stop: int) -> "SequenceBatch":
+        """The batch of sequences ``start`` to ``stop - 1`` alone; views, but for the probes."""
         values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in values.items():
-            values[name] = tuple(part[one] for part in value) if isinstance(value, tuple) else value[one]
+            taken = [array[start:stop] for array in (value if isinstance(value, tuple) else (value,))]
+            values[name] = tuple(taken) if isinstance(value, tuple) else taken[0]
+        here = (self.probes >= start) & (self.probes < stop)
+        values["probes"] = self.probes[here] - start
+        values["probe_core"] = tuple(array[here] for array in self.probe_core)
         return SequenceBatch(**values)
 
 

@@ -168,6 +168,7 @@ def make_batch(sequences: int) -> SequenceBatch:
         previous_reward=np.zeros(sequences, np.float32),
         core=states(),
         unroll_core=states(),
+        probes=np.arange(sequences),
         probe_core=states(),
         version_first=np.zeros(sequences, np.int64),
         version_last=np.zeros(sequences, np.int64),

@@ -101,7 +101,7 @@ def export(store: LocalStore) -> Path:
             assert ok.all()
             for field in fields(SequenceBatch):
                 value = getattr(batch, field.name)
-                if field.name in ("collector", "probe_core"):  # A text, and rarely there.
+                if field.name in ("collector", "probes", "probe_core"):  # A text, and rarely there.
                     continue
                 parts = {f"{field.name}_{i}": part for i, part in enumerate(value)} if isinstance(value, tuple) else {}
                 for name, array in (parts or {field.name: value}).items():

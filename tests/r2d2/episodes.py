@@ -95,9 +95,7 @@ def cut(episode: Episode, geometry: SequenceGeometry, *, version: int = 0) -> tu
         columns["core"] = [part[begins] for part in episode.core]
         columns["unroll_core"] = [part[window.start] for part in episode.core]
         last = window.start + geometry.unroll - 1
-        columns["probe_core"] = [
-            part[last] if last < episode.steps else np.full_like(part[0], np.nan) for part in episode.core
-        ]
+        columns["probe_core"] = [part[last] for part in episode.core] if last < episode.steps else []
         rows.append(columns)
     return _batch(rows, version), np.stack([columns["q_values"] for columns in rows])
 
@@ -129,7 +127,11 @@ def _batch(rows: list[dict], version: int) -> SequenceBatch:
         previous_reward=column("previous_reward", np.float32),
         core=parts("core"),
         unroll_core=parts("unroll_core"),
-        probe_core=parts("probe_core"),
+        probes=np.flatnonzero([len(row["probe_core"]) > 0 for row in rows]),
+        probe_core=tuple(
+            np.array([row["probe_core"][part] for row in rows if row["probe_core"]], np.float32).reshape(-1, len(state))
+            for part, state in enumerate(rows[0]["core"])
+        ),
         version_first=np.full(len(rows), version),
         version_last=np.full(len(rows), version),
         lineage=np.tile(np.frombuffer(LINEAGE, np.uint8), (len(rows), 1)),
@@ -146,7 +148,9 @@ def join(batches: list[SequenceBatch]) -> SequenceBatch:
             return tuple(np.concatenate(part) for part in zip(*values, strict=True))
         return np.concatenate(values)
 
-    return SequenceBatch(**{name: joined(name) for name in vars(batches[0])})
+    before = np.cumsum([0, *map(len, batches)])
+    probes = np.concatenate([start + batch.probes for start, batch in zip(before, batches, strict=False)])
+    return SequenceBatch(**{name: joined(name) for name in vars(batches[0])} | {"probes": probes})
 
 
 def sample_of(batch: SequenceBatch, seed: int = 0) -> ReplaySample:

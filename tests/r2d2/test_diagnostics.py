@@ -77,9 +77,9 @@ def test_wrong_states_show_in_dq_first(make_learner, sample, fault):
 
 def test_the_last_row_is_measured_on_probed_sequences_alone(make_learner, sample):
     """Only sequence 2 carries a probe, and the network is not the one that acted."""
-    keep = np.arange(len(sample.batch)) == 2
-    probe = tuple(np.where(keep[:, None], part, np.nan).astype(np.float32) for part in sample.batch.probe_core)
-    one = replace(sample, batch=replace(sample.batch, probe_core=probe))
+    keep = sample.batch.probes == 2
+    probe = tuple(part[keep] for part in sample.batch.probe_core)
+    one = replace(sample, batch=replace(sample.batch, probes=np.array([2]), probe_core=probe))
     learner = make_learner(seed=1)
     window = learner.load(one.batch)
     assert window.probes.tolist() == [2]

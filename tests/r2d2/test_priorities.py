@@ -78,7 +78,7 @@ def test_an_initial_priority_is_the_same_to_the_bit_whatever_else_is_in_the_batc
     q_values = (q_values * np.random.default_rng(steps).normal(scale=30, size=q_values.shape)).astype(np.float32)
     whole = initial_priorities(batch, q_values, learner.stored, learner.config, "off")
     alone = [
-        initial_priorities(batch.only(b), q_values[b : b + 1], learner.stored, learner.config, "off")[0]
+        initial_priorities(batch.part(b, b + 1), q_values[b : b + 1], learner.stored, learner.config, "off")[0]
         for b in range(len(batch))
     ]
     assert whole.tobytes() == np.array(alone).tobytes()

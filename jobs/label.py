@@ -102,9 +102,9 @@ def _label(argv: Sequence[str], stop: StopRequest, ends: ExitStack) -> int:
         torch.set_num_threads(flags.threads)
         parameters = read_parameters(flags.params, "params") if flags.params else None
         out = open_store(flags.out_uri, create=True, flag="out")
+        refuse_foreign(out)  # Before anything is written there.
         out.clean_leftovers()
         agree_on_terms(out, out_terms)
-        refuse_foreign(out)
         tracker = make_tracker(
             TrackingConfig(
                 uri=flags.tracking.tracking_uri,
